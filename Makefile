@@ -1,0 +1,36 @@
+# Everything needs python3 and pip, nothing else; what is installed goes into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test check bench clean
+
+setup: $(READY)
+
+# torch first and by exact version, so that plain pip finds a CPU build where one is at hand.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt torch setuptools
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $(READY)
+
+demo: setup
+	$(BIN)/thinwire demo
+
+test: lint
+	$(BIN)/pytest
+
+check: lint
+	$(BIN)/pytest -m "not slow"
+
+.PHONY: lint
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/thinwire bench step
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

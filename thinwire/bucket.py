@@ -1,0 +1,294 @@
+"""A bucket: a fused flat slice of the gradient, what lies where in it, and its memory.
+
+`Sum` is "residual + gradient, not added yet"; a view (`whole`, `by_layer`, `by_row` and its
+variants) shows a bucket as 2-D blocks of rows with the number of entries to keep in each row.
+Granularity is a view, not an algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.layout import Layout, Slot, fills_memory
+from thinwire.state import Draft, Root, RowsOf, State
+
+
+class Sum:
+    """alpha * grad + residual, not added yet, so that one kernel can add and select in one sweep.
+
+    `take()` adds it now, in place, for everyone else. Gradient entries that are not finite are
+    left out and lower the flag `finite` of the whole sum: nothing non-finite is ever stored.
+    """
+
+    def __init__(
+        self, residual: Tensor, grad: Tensor, alpha: float = 1.0, root: Sum | None = None
+    ) -> None:
+        self.residual, self.grad, self.alpha = residual, grad, alpha
+        self.root = root or self
+        self.finite = True
+        self.pending: bool = root.pending if root else True
+
+    def __getitem__(self, cut: slice) -> Sum:
+        return Sum(self.residual[cut], self.grad[cut], self.alpha, self.root)
+
+    def view(self, rows: int, columns: int) -> Sum:
+        residual, grad = self.residual.view(rows, columns), self.grad.view(rows, columns)
+        return Sum(residual, grad, self.alpha, self.root)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.residual.shape
+
+    def take(self) -> Tensor:
+        if self.pending:
+            self.pending = False
+            if not kernels.accumulate(self.residual, self.grad, self.alpha):
+                self.root.finite = False
+        return self.residual
+
+
+@dataclass(kw_only=True)
+class Bucket:
+    """What a reducer reduces. `reduce` may overwrite the gradient in `flat`.
+
+    `scale` is the loss scale the gradient still carries; `unused` names the parameters that got
+    no gradient on this rank, or is None where nobody keeps track.
+    """
+
+    flat: Tensor | Sum
+    layout: Layout
+    state: Root
+    step: int = 0
+    scale: float = 1.0
+    unused: frozenset[str] | None = None
+    draft: Draft | None = None
+    path: str = ""
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor], *, state: Root, step: int = 0) -> Bucket:
+        """A bucket with a copy of these tensors."""
+        layout = Layout.of(tensors)
+        flat = torch.cat([in_memory_order(t) for t in tensors.values()] or [torch.zeros(0)])
+        return Bucket(flat=flat, layout=layout, state=state, step=step)
+
+    def scope(self, part: str) -> State:
+        """This part's own state."""
+        return State(self.state, self.draft, self.layout, self.path + part)
+
+    def at(self, branch: str) -> Bucket:
+        """The same bucket for a child of a combinator, whose state is kept apart."""
+        return replace(self, path=f"{self.path}{branch}/")
+
+    def only(self, slots: tuple[Slot, ...]) -> Bucket:
+        """The same flat buffer with fewer slots: nothing is copied."""
+        return replace(self, layout=Layout(slots, self.layout.numel))
+
+    def take(self) -> Tensor:
+        """The values to reduce, evaluated at this bucket's slots."""
+        if isinstance(self.flat, Tensor):
+            return self.flat
+        if self.layout.runs == ((0, self.layout.numel),):
+            return self.flat.take()
+        for start, stop in self.layout.runs:
+            self.flat[start:stop].take()
+        return self.flat.residual
+
+    @property
+    def finite(self) -> bool:
+        """False once a non-finite gradient was met while folding it into a residual."""
+        return self.flat.finite if isinstance(self.flat, Sum) else True
+
+    def blank(self) -> Tensor:
+        """A flat buffer that is zero at our slots: the gradient's own, where it can hold a mean."""
+        if isinstance(self.flat, Sum):
+            out, exact = self.flat.grad, self.flat.residual.dtype
+        else:
+            out, exact = self.flat, working_dtype(self.flat.dtype)
+        if out.dtype != exact:
+            return torch.zeros(out.shape, dtype=exact, device=out.device)
+        for start, stop in self.layout.runs:
+            out[start:stop].zero_()
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A block of rows of which k entries each are to be kept.
+
+    `place` maps flat indices within `rows` to positions in the bucket. `rows` may be an
+    unevaluated `Sum`; selectors that cannot read one get `rows.take()`.
+    """
+
+    rows: Tensor | Sum  # (r, c)
+    k: int
+    place: Callable[[Tensor], Tensor]
+    slot: Slot | None = None
+    block: tuple[int, int, int] | None = None  # first row, one past the last, rows of the layer
+
+    def state(self, scope: State) -> State | dict[str, object] | RowsOf:
+        """The selector's state for these rows: of the layout, of the layer, or of a part of it."""
+        if self.slot is None:
+            return scope
+        layer = scope.of(self.slot)
+        return layer if self.block is None else RowsOf(layer, *self.block)
+
+
+View = Callable[[Bucket, float], Iterator[Piece]]
+
+
+def whole(bucket: Bucket, density: float) -> Iterator[Piece]:
+    """The bucket as one row."""
+    layout = bucket.layout
+    if layout.size == 0:
+        return
+    k = budget(layout.size, density)
+    if layout.runs == ((0, layout.numel),):
+        yield Piece(rows=_stretch(bucket, 0, layout.numel, 1), k=k, place=_shift(0))
+        return
+    x = bucket.take()  # gaps: pack our runs side by side
+    rows = torch.cat([x[start:stop] for start, stop in layout.runs])[None]
+    where = torch.cat([torch.arange(*run, device=x.device) for run in layout.runs])
+    yield Piece(rows=rows, k=k, place=lambda index: where[index])
+
+
+def by_layer(bucket: Bucket, density: float) -> Iterator[Piece]:
+    """Every parameter as one row: layer-wise top-k."""
+    for slot in bucket.layout.slots:
+        if slot.numel:
+            rows = _stretch(bucket, slot.offset, slot.numel, 1)
+            k = budget(slot.numel, density)
+            yield Piece(rows=rows, k=k, place=_shift(slot.offset), slot=slot)
+
+
+def by_row(bucket: Bucket, density: float) -> Iterator[Piece]:
+    """ADTopk's matrix view: a row an output channel, (out, everything else)."""
+    return _by_rows(bucket, density, lambda shape: tuple(range(1, len(shape))))
+
+
+def by_dim1(bucket: Bucket, density: float) -> Iterator[Piece]:
+    """ADTopk as shipped: a row for every coordinate but dimension 1 (conv: one a spatial tap)."""
+    return _by_rows(bucket, density, lambda shape: (1,))
+
+
+def by_dim0(bucket: Bucket, density: float) -> Iterator[Piece]:
+    """Rank along dimension 0: every input feature sends (ADTopk's LSTM variant)."""
+    return _by_rows(bucket, density, lambda shape: (0,))
+
+
+def by_longer(bucket: Bucket, density: float) -> Iterator[Piece]:
+    """Rank along the longer of the first two dimensions (ADTopk's convergence scripts)."""
+    return _by_rows(bucket, density, lambda shape: (0,) if shape[0] > shape[1] else (1,))
+
+
+def flat_indices(columns: Tensor, rows: Tensor) -> Tensor:
+    """Column numbers (r, k) of chosen entries as flat indices into `rows` (r, c)."""
+    start = torch.arange(rows.shape[0], device=rows.device)[:, None] * rows.shape[1]
+    return (columns + start).reshape(-1)
+
+
+def budget(n: int, density: float) -> int:
+    """How many of n entries a density keeps: rounded, at least one."""
+    return min(n, max(1, int(n * density + 0.5)))
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """The tensor's entries as one flat tensor, in the order they lie in memory."""
+    tensor = tensor.detach()
+    if fills_memory(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.reshape(-1)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Residuals and means are kept in at least single precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _by_rows(
+    bucket: Bucket, density: float, ranked: Callable[[tuple[int, ...]], tuple[int, ...]]
+) -> Iterator[Piece]:
+    for slot in bucket.layout.slots:
+        if slot.numel == 0:
+            continue
+        columns = ranked(slot.shape) if len(slot.shape) > 1 else tuple(range(len(slot.shape)))
+        order = tuple(d for d in range(len(slot.shape)) if d not in columns) + columns
+        sizes = [slot.shape[d] for d in order]
+        strides = [slot.strides[d] for d in order]
+        r = slot.numel // prod(slot.shape[d] for d in columns)
+        if _rows_lie_in_memory(slot, columns, r):
+            layer: Tensor | Sum = _stretch(bucket, slot.offset, slot.numel, r)
+            place: Callable[[Tensor], Tensor] = _shift(slot.offset)
+        else:  # rows are scattered over memory: copy them together, and remember where from
+            values = _taken(bucket.flat[slot.offset : slot.offset + slot.numel])
+            native = values.as_strided(slot.shape, slot.strides, values.storage_offset())
+            layer = native.permute(order).reshape(r, -1)
+            place = _scatter(slot.offset, sizes, strides)
+        yield from _blocks(slot, layer, place, density, bucket.step)
+
+
+def _rows_lie_in_memory(slot: Slot, columns: tuple[int, ...], rows: int) -> bool:
+    """Whether each row is one stretch of memory, one after the other (any order inside a row)."""
+    length = slot.numel // rows
+    inner = [slot.strides[d] for d in columns if slot.shape[d] > 1]
+    others = [d for d in range(len(slot.shape)) if d not in columns and slot.shape[d] > 1]
+    outer = [slot.strides[d] for d in others]
+    apart = all(s < length for s in inner) and all(s >= length for s in outer)
+    return apart and outer == sorted(outer, reverse=True)
+
+
+def _blocks(
+    slot: Slot, layer: Tensor | Sum, place: Callable[[Tensor], Tensor], density: float, step: int
+) -> Iterator[Piece]:
+    """The layer's budget over its rows by largest remainder: k each, k + 1 in a rotating block."""
+    r, c = layer.shape
+    k, extra = divmod(max(r, budget(slot.numel, density)), r)
+    if extra == 0:
+        yield Piece(rows=layer, k=k, place=place, slot=slot)
+        return
+    start = step * extra % r
+    stop = start + extra
+    lucky = [(start, stop)] if stop <= r else [(0, stop - r), (start, r)]
+    edges = sorted({0, r, *(edge for run in lucky for edge in run)})
+    for first, last in pairwise(edges):
+        more = any(a <= first < b for a, b in lucky)
+        yield Piece(
+            rows=layer[first:last],
+            k=k + more,
+            place=_after(place, first * c),
+            slot=slot,
+            block=(first, last, r),
+        )
+
+
+def _taken(values: Tensor | Sum) -> Tensor:
+    return values.take() if isinstance(values, Sum) else values
+
+
+def _stretch(bucket: Bucket, offset: int, numel: int, rows: int) -> Tensor | Sum:
+    return bucket.flat[offset : offset + numel].view(rows, numel // rows)
+
+
+def _shift(offset: int) -> Callable[[Tensor], Tensor]:
+    return lambda index: index + offset
+
+
+def _after(place: Callable[[Tensor], Tensor], skipped: int) -> Callable[[Tensor], Tensor]:
+    return lambda index: place(index + skipped)
+
+
+def _scatter(offset: int, sizes: list[int], strides: list[int]) -> Callable[[Tensor], Tensor]:
+    def place(index: Tensor) -> Tensor:
+        position = torch.full_like(index, offset)
+        for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+            position += index % size * stride
+            index = index // size
+        return position
+
+    return place

@@ -1,0 +1,29 @@
+"""Everyone sends its pairs to everyone: the simplest sparse sum, 2k(P-1) words a rank (TopkA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thinwire.comm.metered import gathered
+from thinwire.payload import Sparse, together
+from thinwire.protocols import Traffic
+from thinwire.state import State
+from thinwire.wire import Wire
+from thinwire.wire.link import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllGather:
+    """All-gather; with `ragged` the counts may differ between ranks and are exchanged first."""
+
+    ragged: bool = False
+    keeps: ClassVar[str] = "sender"
+
+    def sum(
+        self, mine: Sparse, k: int, step: int, link: Link, state: State
+    ) -> tuple[Sparse, Sparse]:
+        return together(link.all_gather(mine, ragged=self.ragged), mine.numel), mine
+
+    def traffic(self, k: int, n: int, world: int, wire: Wire) -> Traffic:
+        return Traffic(rounds=1, bytes=gathered(wire.nbytes(k), world, ragged=self.ragged))

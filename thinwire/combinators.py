@@ -1,0 +1,195 @@
+"""Combinators: reducers that hold reducers. Everything that is not a leaf is one of these.
+
+`Remember` adds error feedback, `Warmup` and `Alternate` choose by the step, `Route` by the
+parameter, `Watch` looks on. Each passes the conservation law through unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.bucket import Bucket, Sum
+from thinwire.frames.shared import Identity
+from thinwire.layout import Layout, Slot
+from thinwire.memory import Residual
+from thinwire.payload import Dense, Parts, Payload, nothing
+from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
+from thinwire.reducers import Project
+
+Rule = Callable[[Slot], bool]
+
+
+def dense() -> Reducer:
+    """Plain averaging, what every combinator falls back to."""
+    return Project(frame=Identity())
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Error feedback around any reducer: what was not sent is kept, and added to the next gradient.
+
+    Residuals are in unscaled units: a bucket that carries a loss scale is divided by it on the
+    way in, and the mean is multiplied by it on the way out.
+    """
+
+    inner: Reducer
+    memory: Memory = field(default_factory=Residual)
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        assert isinstance(bucket.flat, Tensor), "a Remember inside a Remember would count twice"
+        state = bucket.scope("memory")
+        folded = self.memory.fold(bucket.flat, state)
+        folded.alpha = 1.0 / bucket.scale
+        reduced = self.inner.reduce(replace(bucket, flat=folded), comm)
+        if not reduced.finite:  # sent = 0: the residual is x, non-finite entries left out
+            return replace(reduced, undo=None)
+        reduced = _without_unused(reduced, bucket.layout)
+        x = folded.residual
+        self.memory.keep(x, reduced.sent, state)
+        mean = reduced.mean if bucket.scale == 1.0 else reduced.mean.mul_(bucket.scale)
+        return replace(reduced, mean=mean, undo=partial(_put_back, reduced.sent, x))
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        return self.inner.traffic(layout, world, step)
+
+
+@dataclass(frozen=True)
+class Alternate:
+    """`first` and `second` in turn, by the shared step, so that all ranks are in the same one."""
+
+    first: Reducer
+    second: Reducer
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        if bucket.step % 2 == 0:
+            return self.first.reduce(bucket.at("first"), comm)
+        return self.second.reduce(bucket.at("second"), comm)
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        return (self.first, self.second)[step % 2].traffic(layout, world, step)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Dense for the first `steps` steps, `then` from there on."""
+
+    steps: int
+    then: Reducer
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+            raise ValueError(
+                f"warmup must be a whole number of steps, 0 for none, got {self.steps!r}"
+            )
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        return self._at(bucket.step).reduce(bucket, comm)
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        return self._at(step).traffic(layout, world, step)
+
+    def _at(self, step: int) -> Reducer:
+        return dense() if step < self.steps else self.then
+
+
+@dataclass(frozen=True)
+class Route:
+    """Parameters for which `rule` holds go to `yes`, the others to `no`.
+
+    Both see the same flat buffer with fewer slots, so nothing is copied but payloads.
+    """
+
+    rule: Rule
+    yes: Reducer
+    no: Reducer
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        results = [
+            (child, reducer.reduce(child.at(name), comm))
+            for name, child, reducer in self._children(bucket)
+        ]
+        if not results:
+            return Reduced(mean=bucket.blank(), sent=nothing(bucket.layout.numel))
+        mean = results[0][1].mean
+        for child, reduced in results[1:]:
+            if reduced.mean is not mean:
+                for start, stop in child.layout.runs:
+                    mean[start:stop] = reduced.mean[start:stop]
+        shares = tuple((0, reduced.sent) for _, reduced in results)
+        undos = [reduced.undo for _, reduced in results if reduced.undo]
+        return Reduced(
+            mean=mean,
+            sent=Parts(shares, bucket.layout.numel),
+            finite=all(reduced.finite for _, reduced in results),
+            undo=partial(_call_all, undos) if undos else None,
+            unused=tuple(name for _, reduced in results for name in reduced.unused),
+        )
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        ghost = Bucket(flat=torch.empty(layout.numel, device="meta"), layout=layout, state={})
+        parts = [r.traffic(b.layout, world, step) for _, b, r in self._children(ghost)]
+        return sum(parts, Traffic())
+
+    def _children(self, bucket: Bucket) -> list[tuple[str, Bucket, Reducer]]:
+        slots = bucket.layout.slots
+        yes = tuple(slot for slot in slots if self.rule(slot))
+        no = tuple(slot for slot in slots if not self.rule(slot))
+        both = (("yes", yes, self.yes), ("no", no, self.no))
+        return [(name, bucket.only(chosen), r) for name, chosen, r in both if chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Looks on: `probe(grad, x, reduced, comm)` on all ranks, every `every` steps.
+
+    It sits directly inside `Remember`, where x is the gradient plus the residual.
+    """
+
+    inner: Reducer
+    probe: Callable[[Tensor, Tensor, Reduced, Comm], Any]
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1 step, got {self.every}")
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        if bucket.step % self.every:
+            return self.inner.reduce(bucket, comm)
+        flat = bucket.flat
+        grad = (flat.grad if isinstance(flat, Sum) else flat).clone()
+        x = bucket.take().clone()
+        reduced = self.inner.reduce(bucket, comm)
+        self.probe(grad, x, reduced, comm)
+        return reduced
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        return self.inner.traffic(layout, world, step)
+
+
+def _put_back(sent: Payload, x: Tensor) -> None:
+    sent.add_into(x)
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
+
+
+def _without_unused(reduced: Reduced, layout: Layout) -> Reduced:
+    """Nothing is sent for parameters that no rank used: DDP would throw their mean away."""
+    if not reduced.unused:
+        return reduced
+    sent = reduced.sent.add_into(torch.zeros_like(reduced.mean))
+    for slot in layout.slots:
+        if slot.name in reduced.unused:
+            cut = slice(slot.offset, slot.offset + slot.numel)
+            sent[cut] = 0.0
+            reduced.mean[cut] = 0.0
+    return replace(reduced, sent=Dense(sent))

@@ -1,0 +1,105 @@
+"""P ranks as threads of one process: the laptop's cluster, for tests, studies and debugging.
+
+    results = local.run(4, lambda comm: recipe.reduce(bucket_of(comm.rank), comm))
+
+Sums are taken in rank order on every rank, so all ranks round alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class _Board:
+    """One cell a rank to write on, and a gate all ranks pass together."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self.cells: list[Any] = [None] * size
+        self.gate = threading.Barrier(size, timeout=timeout)
+
+
+class LocalComm:
+    """One rank's end of the board."""
+
+    def __init__(self, board: _Board, rank: int, size: int) -> None:
+        self._board, self.rank, self.size = board, rank, size
+
+    def _everyone(self, mine: Any) -> list[Any]:
+        """Show mine, see everyone's, and leave only when all have seen it."""
+        self._board.cells[self.rank] = mine
+        self._board.gate.wait()
+        seen = list(self._board.cells)
+        self._board.gate.wait()
+        return seen
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        parts = self._everyone(x.clone())
+        x.copy_(parts[0])
+        for part in parts[1:]:
+            x.add_(part)
+        return x
+
+    def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
+        return [part.clone() for part in self._everyone(x.clone())]
+
+    def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
+        sent = self._everyone([x.clone() for x in xs])
+        return [row[self.rank] for row in sent]
+
+    def exchange(
+        self, x: Tensor, to: int | None, source: int | None, size: int | None = None
+    ) -> Tensor | None:
+        offers = self._everyone((to, x.clone()))
+        if source is None:
+            return None
+        target, data = offers[source]
+        assert target == self.rank, f"rank {source} sends to {target}, rank {self.rank} expects it"
+        assert isinstance(data, Tensor)
+        return data
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return x.copy_(self._everyone(x.clone())[root])
+
+    def barrier(self) -> None:
+        self._everyone(None)
+
+
+def run(size: int, worker: Callable[[LocalComm], T], timeout: float = 60.0) -> list[T]:
+    """Run `worker(comm)` once a rank, in threads; returns the results in rank order.
+
+    The first error of any rank ends all of them and is raised here.
+    """
+    if size < 1:
+        raise ValueError(f"a world needs at least one rank, got {size}")
+    board = _Board(size, timeout)
+    results: list[Any] = [None] * size
+    errors: dict[int, BaseException] = {}
+
+    def body(rank: int) -> None:
+        try:
+            with torch.set_grad_enabled(grad_enabled):  # grad mode belongs to the thread
+                results[rank] = worker(LocalComm(board, rank, size))
+        except BaseException as error:  # carried over to the caller's thread
+            errors[rank] = error
+            board.gate.abort()
+
+    grad_enabled = torch.is_grad_enabled()
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    causes = [e for e in errors.values() if not isinstance(e, threading.BrokenBarrierError)]
+    if causes:
+        raise causes[0]
+    if errors:
+        raise TimeoutError(f"the ranks did not meet within {timeout} s: not all of them called the "
+                           "same verbs")  # fmt: skip
+    return results

@@ -1,0 +1,113 @@
+"""The verbs over a torch process group (gloo, NCCL, MPI).
+
+Blocking and always in the caller's order. While waiting it looks out for a failure that another
+rank has reported, so that nobody sits out the whole time-out behind a dead peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_PEEK = timedelta(seconds=1)
+# torch 2.13 renamed it; older releases have only the longer name.
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class TorchComm:
+    """Six verbs over one process group; `watch` raises if another rank reported a failure."""
+
+    def __init__(self, group: dist.ProcessGroup, watch: Callable[[], None] | None = None) -> None:
+        self.group, self._watch = group, watch
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if x.numel() and self.size > 1:
+            self._finish(dist.all_reduce(x, group=self.group, async_op=True), x)
+        return x
+
+    def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
+        if self.size == 1:
+            return [x]
+        if sizes is None:
+            sizes = self._sizes(x)
+        room = max(sizes)  # gloo gathers equal shapes only: pad to the longest
+        if room == 0:
+            return [x.new_empty(0) for _ in sizes]
+        padded = x if x.numel() == room else torch.cat([x, x.new_zeros(room - x.numel())])
+        out = x.new_empty(self.size * room)
+        self._finish(_gather_single(out, padded, group=self.group, async_op=True), x)
+        return [out[r * room : r * room + n] for r, n in enumerate(sizes)]
+
+    def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
+        if self.size == 1:
+            return [xs[0]]
+        counts = [x.numel() for x in xs]
+        if sizes is None:
+            asked = torch.tensor(counts, device=xs[0].device)
+            told = torch.empty_like(asked)
+            self._finish(dist.all_to_all_single(told, asked, group=self.group, async_op=True), told)
+            sizes = told.tolist()
+        out = xs[0].new_empty(sum(sizes))
+        work = dist.all_to_all_single(
+            out, torch.cat(list(xs)), list(sizes), counts, group=self.group, async_op=True
+        )
+        self._finish(work, out)
+        return list(out.split(list(sizes)))
+
+    def exchange(
+        self, x: Tensor, to: int | None, source: int | None, size: int | None = None
+    ) -> Tensor | None:
+        if to == self.rank and source == self.rank:
+            return x.clone()
+        if size is None:
+            told = torch.zeros(1, dtype=torch.int64, device=x.device)
+            self._swap(torch.tensor([x.numel()], device=x.device), to, told, source)
+            size = int(told)
+        out = x.new_empty(size if source is not None else 0)
+        self._swap(x, to, out, source)
+        return out if source is not None else None
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        if x.numel() and self.size > 1:
+            work = dist.broadcast(x, group=self.group, group_src=root, async_op=True)
+            self._finish(work, x)
+        return x
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            self.all_reduce(torch.zeros(1))
+
+    def _sizes(self, x: Tensor) -> list[int]:
+        mine = torch.tensor([x.numel()], device=x.device)
+        told = mine.new_empty(self.size)
+        self._finish(_gather_single(told, mine, group=self.group, async_op=True), told)
+        return [int(n) for n in told.tolist()]
+
+    def _swap(self, x: Tensor, to: int | None, out: Tensor, source: int | None) -> None:
+        works = []
+        if to is not None and x.numel():
+            works.append(dist.isend(x.contiguous(), group=self.group, group_dst=to))
+        if source is not None and out.numel():
+            works.append(dist.irecv(out, group=self.group, group_src=source))
+        for work in works:
+            self._finish(work, x)
+
+    def _finish(self, work: dist.Work | None, x: Tensor) -> None:
+        assert work is not None
+        if x.device.type != "cpu":  # streams: waiting here would block the host for nothing
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(_PEEK)
+                return
+            except RuntimeError:
+                if self._watch is not None:
+                    self._watch()
+                if work.is_completed():
+                    raise

@@ -1,0 +1,208 @@
+"""`attach`: a recipe inside DistributedDataParallel, through its one comm hook.
+
+DDP takes one hook for life, so ours is a dispatcher whose sync can come and go. No postponed
+annotations in this file: DDP compares the hook's annotations with the classes themselves.
+"""
+
+import logging
+import weakref
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from thinwire.engine.peers import Peers
+from thinwire.engine.steps import Arrival
+from thinwire.engine.sync import Sync
+from thinwire.layout import Layout
+from thinwire.protocols import Reducer
+
+log = logging.getLogger(__name__)
+
+
+def attach(
+    model: DistributedDataParallel,
+    recipe: Reducer,
+    *,
+    optimizer: Optimizer | None = None,
+    scaler: Any = None,
+    timeout: float = 60.0,
+) -> Sync:
+    """Average this model's gradients as the recipe says, overlapped with backward.
+
+    Call it on every rank, after DDP is built. Give the `GradScaler`, if there is one, so that
+    residuals are kept in unscaled units. No rank waits longer than `timeout` seconds for another.
+    """
+    parameters = _checked(model, recipe, optimizer, timeout)
+    names = {id(p): name for name, p in parameters.items()}
+    tracks_unused = bool(model.find_unused_parameters)
+    peers = Peers(model.process_group, timeout)
+    slots = Layout.of(parameters).slots
+    sync = Sync(recipe, list(slots), peers, scaler, tracks_unused)
+    dispatcher = _dispatchers.get(model)
+    if dispatcher is None:
+        dispatcher = _dispatchers[model] = _Dispatcher(model)
+    dispatcher.plug(sync, names, tracks_unused)
+    return sync
+
+
+class _Dispatcher:
+    """The hook of one DDP model, and the sync it serves now."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = weakref.ref(model)
+        self._group = model.process_group
+        self.sync: Sync | None = None
+        self._names: dict[int, str] = {}
+        self._tracks_unused = False
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._told: set[str] = set()
+
+        def thinwire_hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+            return self._reduce(bucket)
+
+        model.register_comm_hook(None, thinwire_hook)
+
+    def plug(self, sync: Sync, names: dict[int, str], tracks_unused: bool) -> None:
+        self.sync, self._names, self._tracks_unused = sync, names, tracks_unused
+        sync.plug(self)
+
+    def unplug(self) -> None:
+        self.sync = None
+
+    def synchronize(self) -> None:
+        """DDP has done so by the end of backward."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        model = self._model()
+        assert model is not None
+        return model.no_sync()
+
+    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        sync = self.sync
+        if sync is None:
+            return allreduce_hook(self._group, bucket)
+        in_backward = torch._C._current_graph_task_id() != -1
+        if bucket.index() == 0 and in_backward:
+            # Runs at the end of backward: errors of the lane surface there, as themselves.
+            torch.autograd.Variable._execution_engine.queue_callback(sync.wait)
+        future = self._submit(bucket, sync)
+        if bucket.is_last() and not in_backward:  # join(): a rank without data plays along
+            sync.wait()
+        return future
+
+    def _submit(self, bucket: GradBucket, sync: Sync) -> torch.futures.Future[Tensor]:
+        layout = self._layout(bucket.parameters())
+        flat = bucket.buffer()
+        first, last = bucket.index() == 0, bucket.is_last()
+        if flat.is_sparse:
+            return self._pass_through(flat, layout.slots[0].name, sync, first, last)
+        unused = None
+        if self._tracks_unused:
+            unused = frozenset(
+                slot.name
+                for slot in layout.slots
+                if not bool(flat[slot.offset : slot.offset + slot.numel].any())
+            )
+        return sync.submit(Arrival(flat=flat, layout=layout, first=first, last=last, unused=unused))
+
+    def _layout(self, parameters: list[Tensor]) -> Layout:
+        key = tuple(map(id, parameters))
+        if key not in self._layouts:
+            self._layouts[key] = Layout.of({self._names[id(p)]: p for p in parameters})
+        return self._layouts[key]
+
+    def _pass_through(
+        self, grad: Tensor, name: str, sync: Sync, first: bool, last: bool
+    ) -> torch.futures.Future[Tensor]:
+        if name not in self._told:
+            self._told.add(name)
+            log.warning("%s: sparse gradient, passed through uncompressed", name)
+        return sync.submit_sparse(grad, name, first=first, last=last)
+
+
+_dispatchers: "weakref.WeakKeyDictionary[DistributedDataParallel, _Dispatcher]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _checked(
+    model: DistributedDataParallel, recipe: Reducer, optimizer: Optimizer | None, timeout: float
+) -> dict[str, Tensor]:
+    """The parameters DDP reduces, by name; or a ValueError for what cannot work."""
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            f"attach needs a DistributedDataParallel model, got {type(model).__name__}; wrap it, "
+            "or use thinwire.distribute(optimizer, model.named_parameters(), recipe)"
+        )
+    check_recipe(recipe)
+    check_timeout(timeout)
+    dispatcher = _dispatchers.get(model)
+    if dispatcher is not None and dispatcher.sync is not None:
+        raise ValueError(
+            "this model already has a recipe attached; call detach() on its sync first"
+        )
+    if dispatcher is None and model._comm_hooks:
+        raise ValueError(
+            "this model already has another comm hook, and DDP takes one for life; build a new "
+            "DistributedDataParallel and attach to it before anything else registers a hook"
+        )
+    if model.mixed_precision is not None:
+        raise ValueError(
+            "DDP's own mixed_precision installs its own comm hook; use torch.autocast instead"
+        )
+    if getattr(model, "_use_python_reducer", False):
+        raise ValueError(
+            "torch.compile's python_reducer traces comm hooks; a stateful one cannot be traced: "
+            "set torch._dynamo.config.optimize_ddp = True (the default)"
+        )
+    ignored = set(model.parameters_to_ignore)
+    parameters = {
+        name: p
+        for name, p in model.module.named_parameters()
+        if p.requires_grad and name not in ignored
+    }
+    if not parameters:
+        raise ValueError("the model has no parameter that requires a gradient: nothing to average")
+    if any(hasattr(p, "_in_backward_optimizers") for p in parameters.values()):
+        raise ValueError(
+            "an optimizer that steps inside backward would use gradients before they are averaged; "
+            "step after backward"
+        )
+    if optimizer is not None:
+        check_optimizer(optimizer, parameters)
+    return dict(parameters)
+
+
+def check_recipe(recipe: object) -> None:
+    if not callable(getattr(recipe, "reduce", None)):
+        raise ValueError(
+            f"a recipe must have reduce(bucket, comm), got {recipe!r}; e.g. "
+            "thinwire.recipes.adtopk(density=0.01)"
+        )
+
+
+def check_timeout(timeout: float) -> None:
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
+
+
+def check_optimizer(optimizer: Optimizer, parameters: dict[str, Any]) -> None:
+    """Every parameter of the optimizer must be one of these."""
+    known = {id(p) for p in parameters.values()}
+    strangers = [
+        tuple(p.shape)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.requires_grad and id(p) not in known
+    ]
+    if strangers:
+        raise ValueError(
+            f"the optimizer has {len(strangers)} parameters that are not the model's (first shape "
+            f"{strangers[0]}); build it from the parameters of the model you pass here"
+        )

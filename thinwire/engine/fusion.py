@@ -1,0 +1,42 @@
+"""Packing parameters into buckets by what they will send, not by what they hold.
+
+`bucket_mb` is in megabytes of gradient, as DDP's; it is translated into compressed bytes at the
+model's own rate, so that compressed buckets are as many as DDP's would be and about equal on the
+wire. Parameters are taken in reverse order of registration, roughly as backward finishes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from thinwire.layout import Layout
+from thinwire.protocols import Reducer
+
+MB = 2**20
+
+
+def plan(parameters: Mapping[str, Tensor], recipe: Reducer, bucket_mb: float) -> list[Layout]:
+    """The buckets, in the order in which they are sent."""
+    names = list(parameters)[::-1]
+    costs = {name: _wire_bytes(recipe, Layout.of({name: parameters[name]})) for name in names}
+    held = sum(p.numel() * p.element_size() for p in parameters.values())
+    cap = bucket_mb * MB * sum(costs.values()) / max(1, held)
+    groups: dict[object, list[list[str]]] = {}
+    room: dict[object, float] = {}
+    for name in names:
+        kind = (parameters[name].dtype, parameters[name].device)
+        if kind not in groups or costs[name] > room[kind]:
+            groups.setdefault(kind, []).append([])
+            room[kind] = cap
+        groups[kind][-1].append(name)
+        room[kind] -= costs[name]
+    buckets = [bucket for kind in groups.values() for bucket in kind]
+    buckets.sort(key=lambda bucket: names.index(bucket[-1]))  # whichever is complete first
+    return [Layout.of({name: parameters[name] for name in bucket}) for bucket in buckets]
+
+
+def _wire_bytes(recipe: Reducer, layout: Layout) -> float:
+    """Bytes a parameter sends, between two ranks, averaged over an odd and an even step."""
+    return sum(recipe.traffic(layout, world=2, step=step).bytes for step in (0, 1)) / 2

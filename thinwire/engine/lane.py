@@ -1,0 +1,89 @@
+"""A lane: one thread that runs jobs in the order they were given.
+
+Reducers are straight-line code with blocking verbs; the lane is what overlaps them with backward.
+One thread and one process group mean one order of collectives, the same on every rank. (Chained
+Future callbacks cannot promise that on gloo, which runs them on a pool of threads.)
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+Job = tuple[Callable[[], Tensor], Tensor, "Future[Tensor]", "torch.cuda.Event | None"]
+
+
+class Lane:
+    """Runs jobs one after the other; after the first error it runs none."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._open = 0
+        self._change = threading.Condition()
+        self.error: BaseException | None = None
+        self._stream: torch.cuda.Stream | None = None
+        # A daemon: a thread stuck behind a dead peer must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="thinwire lane", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Tensor], fallback: Tensor) -> Future[Tensor]:
+        """Run `work` later. The future always ends with a tensor: `fallback` if work failed.
+
+        An exception set on a torch Future reaches DDP as "unable to cast to Tensor"; the true one
+        is kept here and raised by `wait()`.
+        """
+        on_gpu = fallback.device.type == "cuda"
+        future: Future[Tensor] = Future(devices=[fallback.device] if on_gpu else None)
+        ready = torch.cuda.current_stream(fallback.device).record_event() if on_gpu else None
+        with self._change:
+            self._open += 1
+        self._jobs.put((work, fallback, future, ready))
+        return future
+
+    def wait(self) -> None:
+        """Until every job given so far is done; raises the first error."""
+        with self._change:
+            self._change.wait_for(lambda: self._open == 0)
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Let the thread end once its jobs are done."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, fallback, future, ready = job
+            future.set_result(self._result(work, fallback, ready))
+            del job, work, fallback, future  # do not keep the last gradients alive while idle
+            with self._change:
+                self._open -= 1
+                self._change.notify_all()
+
+    def _result(
+        self, work: Callable[[], Tensor], fallback: Tensor, ready: torch.cuda.Event | None
+    ) -> Tensor:
+        if self.error is not None:
+            return fallback
+        try:
+            if ready is None:
+                return work()
+            return self._on_stream(work, ready, fallback.device)
+        except BaseException as error:  # raised where the caller waits
+            self.error = error
+            return fallback
+
+    def _on_stream(
+        self, work: Callable[[], Tensor], ready: torch.cuda.Event, device: torch.device
+    ) -> Tensor:
+        """On a GPU the lane has a stream of its own, which starts when the gradient is there."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(ready)
+            return work()

@@ -1,0 +1,93 @@
+"""The other ranks: a process group of our own, agreement before work, and news of failures.
+
+Every rank compares what it is about to do with the others before the first collective of a new
+kind, so that a disagreement is an error message instead of a hang. A rank that fails says so in
+the store; the others look there while they wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.comm.torch import TorchComm
+from thinwire.protocols import RankFailed, RankMismatch
+
+log = logging.getLogger(__name__)
+
+
+class Peers:
+    """Our own group over the ranks of `parent`; operations on it end after `timeout` seconds."""
+
+    def __init__(self, parent: dist.ProcessGroup, timeout: float) -> None:
+        self.group = dist.new_group(
+            dist.get_process_group_ranks(parent),
+            timeout=timedelta(seconds=timeout),
+            backend=dist.get_backend(parent),
+            use_local_synchronization=True,
+        )
+        self._store = dist.distributed_c10d._get_default_store()
+        self._key = f"thinwire/failed/{self.group.group_name}"
+        self.comm = TorchComm(self.group, self._watch)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this group's tensors live."""
+        if dist.get_backend(self.group) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def agree(self, subject: str, lines: list[str]) -> None:
+        """Raise RankMismatch, with both sides, unless every rank says the same."""
+        text = "\n".join(lines)
+        digest = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+        digests = self.comm.all_gather(digest.to(self.device), [32] * self.comm.size)
+        if all(torch.equal(d, digests[0]) for d in digests):
+            return
+        mine = torch.tensor(list(text.encode()), dtype=torch.uint8).to(self.device)
+        texts = [bytes(t.tolist()).decode() for t in self.comm.all_gather(mine)]
+        raise RankMismatch(_both_sides(subject, texts))
+
+    def average_sparse(self, grad: Tensor) -> Tensor:
+        """The mean of sparse gradients, as sparse as they are."""
+        total = (grad / self.comm.size).coalesce()
+        if self.comm.size > 1:
+            dist.all_reduce(total, group=self.group)
+        return total.coalesce()
+
+    def report(self, error: BaseException, doing: str) -> None:
+        """Tell the others that this rank is lost, and why."""
+        text = f"rank {self.comm.rank} failed {doing}: {type(error).__name__}: {error}"
+        try:
+            self._store.set(self._key, text)
+        except RuntimeError as lost:  # the store's host is gone: the others will see that too
+            log.warning("could not tell the other ranks that %s: %s", text, lost)
+
+    def _watch(self) -> None:
+        try:
+            told = self._store.check([self._key])
+            text = self._store.get(self._key).decode() if told else ""
+        except RuntimeError as lost:
+            raise RankFailed(
+                f"the process that hosts the rendezvous store is gone: {lost}"
+            ) from None
+        if told:
+            raise RankFailed(text)
+
+
+def _both_sides(subject: str, texts: list[str]) -> str:
+    other = next(rank for rank, text in enumerate(texts) if text != texts[0])
+    mine, theirs = texts[0].splitlines(), texts[other].splitlines()
+    shown = []
+    for number in range(max(len(mine), len(theirs))):
+        pair = [lines[number] if number < len(lines) else "(nothing)" for lines in (mine, theirs)]
+        if pair[0] != pair[1]:
+            shown.append(f"  rank 0: {pair[0]}\n  rank {other}: {pair[1]}")
+    more = f"\n  ... and {len(shown) - 5} more lines" if len(shown) > 5 else ""
+    listing = "\n".join(shown[:5])
+    return f"ranks disagree on the {subject}; give every rank the same:\n{listing}{more}"

@@ -1,0 +1,194 @@
+"""Taking steps, without threads: every bucket through the recipe, then all of them kept or none.
+
+Residuals change in place before the exchange. If any bucket of any rank met a non-finite gradient
+the step counts as `sent = 0`: what the other buckets sent is put back, all other state is a draft
+that is thrown away, and every rank knows, because the mean it sees is not finite.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket
+from thinwire.comm.metered import Metered, all_reduced, nbytes
+from thinwire.engine import checkpoint
+from thinwire.engine.peers import Peers
+from thinwire.layout import Layout, Slot
+from thinwire.payload import nothing
+from thinwire.protocols import Reduced, Reducer
+from thinwire.state import Draft, Root, merge
+
+REPLAYS = 2  # DDP rebuilds its buckets after the first step, with static_graph after the second
+
+
+@dataclass(kw_only=True)
+class Arrival:
+    """One bucket as a socket hands it in; `scale` is the loss scale its gradients carry."""
+
+    flat: Tensor
+    layout: Layout
+    first: bool  # of the step
+    last: bool
+    unused: frozenset[str] | None = None
+    scale: float = 1.0
+
+
+@dataclass
+class Meter:
+    """Totals of this rank so far."""
+
+    committed: int = 0
+    skipped: int = 0
+    bytes_dense: int = 0
+    entries: int = 0
+    numel: int = 0
+    select: float = 0.0
+    scatter: float = 0.0
+    exposed: float = 0.0
+
+
+@dataclass
+class _Step:
+    """What must be kept or undone together."""
+
+    draft: Draft = field(default_factory=dict)
+    done: list[Reduced] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+
+
+class Steps:
+    """The state of one training run on this rank, and the recipe that advances it."""
+
+    def __init__(self, recipe: Reducer, peers: Peers) -> None:
+        self.recipe, self._peers = recipe, peers
+        self.comm = Metered(peers.comm)
+        self.meter = Meter()
+        self.number = 0  # of committed steps
+        self.root: Root = {}
+        self.order: list[list[str]] = []  # parameters a bucket, in the last step
+        self._now = _Step()
+        self._agreed: set[tuple[str, int]] = set()
+        self._saved: list[list[str]] = []
+        self._replays_left = 0
+
+    def reduce(self, arrival: Arrival) -> Reduced:
+        """One bucket, blocking; the last one of a step closes it."""
+        if arrival.first:
+            self._roll_back()  # a backward that was cut short left a step half done
+        layouts = self._as_saved(arrival) if self._saved else []
+        reduced = self._regrouped(arrival, layouts) if layouts else self._one(arrival)
+        if arrival.last:
+            self._close()
+        return reduced
+
+    def reduce_sparse(self, grad: Tensor, *, first: bool, last: bool) -> Tensor:
+        """A gradient that is sparse already: averaged as it is, part of the step all the same."""
+        if first:
+            self._roll_back()
+        mean = self._peers.average_sparse(grad)
+        finite = kernels.finite(mean.values())
+        self._now.done.append(Reduced(mean=mean, sent=nothing(0), finite=finite))
+        if last:
+            self._close()
+        return mean
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.root = checkpoint.copied(state)
+        self.number = state["step"]
+        self._saved = [list(names) for names in state["buckets"]]
+        self._replays_left = REPLAYS
+
+    def _one(self, arrival: Arrival) -> Reduced:
+        self._agree(arrival.layout)
+        bucket = Bucket(
+            flat=arrival.flat,
+            layout=arrival.layout,
+            state=self.root,
+            step=self.number,
+            scale=arrival.scale,
+            unused=arrival.unused,
+            draft=self._now.draft,
+        )
+        self.comm.start()
+        begin, waited = time.perf_counter(), self.comm.seconds
+        with torch.profiler.record_function("thinwire::reduce"), torch.no_grad():
+            reduced = self.recipe.reduce(bucket, self.comm)
+        self._count(arrival, reduced, begin, self.comm.seconds - waited)
+        self._now.done.append(reduced)
+        self._now.layouts.append(arrival.layout)
+        return reduced
+
+    def _count(self, arrival: Arrival, reduced: Reduced, begin: float, waited: float) -> None:
+        end = time.perf_counter()
+        select = (self.comm.first or end) - begin
+        self.meter.select += select
+        self.meter.scatter += end - begin - select - waited
+        self.meter.bytes_dense += all_reduced(nbytes(arrival.flat), self.comm.size)
+        self.meter.entries += reduced.sent.entries
+        self.meter.numel += arrival.layout.size
+
+    def _close(self) -> None:
+        if all(reduced.finite for reduced in self._now.done):
+            merge(self.root, self._now.draft)
+            self.order = [[s.name for s in layout.slots] for layout in self._now.layouts]
+            self.number += 1
+            self.meter.committed += 1
+            self._now = _Step()
+        else:
+            self.meter.skipped += 1
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        for reduced in self._now.done:
+            if reduced.undo is not None:
+                reduced.undo()
+        self._now = _Step()
+
+    def _agree(self, layout: Layout) -> None:
+        """Before the first collective of a kind: does every rank mean the same bucket?"""
+        key = (layout.fingerprint, id(self.recipe))
+        if key not in self._agreed:
+            lines = [f"recipe now {type(self.recipe).__name__}", *map(slot_line, layout.slots)]
+            self._peers.agree("bucket", lines)
+            self._agreed.add(key)
+
+    def _as_saved(self, arrival: Arrival) -> list[Layout]:
+        """The saved grouping, if this is the one large bucket that a resumed run starts with.
+
+        Until DDP has rebuilt its buckets, going on in the saved ones makes resuming bit-exact.
+        """
+        here = {slot.name: slot for slot in arrival.layout.slots}
+        saved = [name for names in self._saved for name in names]
+        alone = arrival.first and arrival.last and sorted(here) == sorted(saved)
+        if not alone or len(self._saved) < 2 or self._replays_left == 0:
+            self._saved = []
+            return []
+        self._replays_left -= 1
+        return [checkpoint.packed([here[name] for name in names]) for names in self._saved]
+
+    def _regrouped(self, arrival: Arrival, layouts: list[Layout]) -> Reduced:
+        here = {slot.name: slot for slot in arrival.layout.slots}
+        mean = torch.empty_like(arrival.flat)
+        results = []
+        for layout in layouts:
+            flat = torch.cat([_cut(arrival.flat, here[slot.name]) for slot in layout.slots])
+            reduced = self._one(replace(arrival, flat=flat, layout=layout))
+            for slot in layout.slots:
+                _cut(mean, here[slot.name]).copy_(_cut(reduced.mean, slot))
+            results.append(reduced)
+        unused = tuple(name for reduced in results for name in reduced.unused)
+        return replace(results[0], mean=mean, unused=unused)
+
+
+def slot_line(slot: Slot) -> str:
+    return f"{slot.name} {slot.shape} {slot.strides}"
+
+
+def _cut(flat: Tensor, slot: Slot) -> Tensor:
+    return flat[slot.offset : slot.offset + slot.numel]

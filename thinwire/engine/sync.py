@@ -1,0 +1,187 @@
+"""A Sync is what `attach` and `distribute` return: a recipe at work in one training loop.
+
+A socket (DDP's hook, or gradient hooks) submits buckets in an order that is the same on all
+ranks; the lane takes the steps while backward goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from thinwire.combinators import Remember, dense
+from thinwire.describe import describe
+from thinwire.engine import checkpoint
+from thinwire.engine.lane import Lane
+from thinwire.engine.peers import Peers
+from thinwire.engine.steps import Arrival, Steps, slot_line
+from thinwire.layout import Slot
+from thinwire.protocols import Reduced, Reducer
+
+
+class Socket(Protocol):
+    """How gradients come in and means go out."""
+
+    def synchronize(self) -> None: ...
+
+    def no_sync(self) -> AbstractContextManager[None]: ...
+
+    def unplug(self) -> None: ...
+
+
+class Sync:
+    """Compressed gradient averaging, attached to one training loop."""
+
+    def __init__(
+        self, recipe: Reducer, slots: list[Slot], peers: Peers, scaler: Any, tracks_unused: bool
+    ) -> None:
+        self.recipe = recipe
+        self._dense = replace(recipe, inner=dense()) if isinstance(recipe, Remember) else dense()
+        self._peers, self._scaler = peers, scaler
+        self._slots = {slot.name: slot for slot in slots}
+        self._scale = 1.0
+        self._socket: Socket | None = None
+        lines = [
+            f"recipe {describe(recipe)}",
+            f"scaler {self._scaled()}",
+            f"unused parameters tracked {tracks_unused}",
+            f"torch {torch.__version__}",
+        ]
+        peers.agree("recipe or the parameters", [*lines, *map(slot_line, slots)])
+        self._steps = Steps(recipe, peers)
+        self._lane = Lane()
+
+    def synchronize(self) -> None:
+        """Gradients are averages when this returns: call it before clipping them."""
+        self._plugged().synchronize()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate; the first one outside sends the sum."""
+        return self._plugged().no_sync()
+
+    def pause(self) -> None:
+        """Average densely from the next step on, delivering what was held back. On all ranks."""
+        self._lane.wait()
+        self._steps.recipe = self._dense
+
+    def resume(self) -> None:
+        """Compress again from the next step on. On all ranks."""
+        self._lane.wait()
+        self._steps.recipe = self.recipe
+
+    def detach(self) -> None:
+        """Leave the training loop as it was. To deliver the residual, pause for one step before."""
+        self._lane.wait()
+        self._plugged().unplug()
+        self._socket = None
+        self._lane.close()
+
+    def metrics(self) -> dict[str, Any]:
+        """Totals of this rank so far: steps, bytes, density achieved, seconds by phase."""
+        meter, comm = self._steps.meter, self._steps.comm
+        return {
+            "steps": meter.committed + meter.skipped,
+            "bytes_sent": comm.bytes,
+            "bytes_dense": meter.bytes_dense,
+            "density": meter.entries / meter.numel if meter.numel else 0.0,
+            "skipped_steps": meter.skipped,
+            "seconds": {
+                "select": meter.select,
+                "exchange": comm.seconds,
+                "scatter": meter.scatter,
+                "exposed": meter.exposed,
+            },
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state: plain tensors and numbers. Save it on every rank."""
+        self._lane.wait()
+        return {
+            "version": checkpoint.VERSION,
+            "recipe": describe(self.recipe),
+            "world": self._peers.comm.size,
+            "rank": self._peers.comm.rank,
+            "step": self._steps.number,
+            "buckets": [list(names) for names in self._steps.order],
+            **checkpoint.copied(self._steps.root),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()` of the same rank in a world of the same size."""
+        self._lane.wait()
+        comm = self._peers.comm
+        checkpoint.check(state, describe(self.recipe), comm.rank, comm.size, self._slots)
+        self._steps.load(state)
+
+    # What sockets call: the rest of the file.
+
+    def plug(self, socket: Socket) -> None:
+        self._socket = socket
+
+    def submit(
+        self, arrival: Arrival, then: Callable[[Reduced], None] | None = None
+    ) -> Future[Tensor]:
+        """Reduce a bucket on the lane; `then` runs there with the result."""
+        if arrival.first and self._scaled():
+            self._scale = float(self._scaler.get_scale())
+        arrival.scale = self._scale
+
+        def work() -> Tensor:
+            reduced = self._steps.reduce(arrival)
+            if then is not None:
+                then(reduced)
+            return reduced.mean
+
+        names = [slot.name for slot in arrival.layout.slots]
+        return self._lane.submit(lambda: self._reported(work, names), arrival.flat)
+
+    def submit_sparse(
+        self,
+        grad: Tensor,
+        name: str,
+        *,
+        first: bool,
+        last: bool,
+        then: Callable[[Tensor], None] | None = None,
+    ) -> Future[Tensor]:
+        """Average a sparse gradient as it is, in its turn among the buckets."""
+
+        def work() -> Tensor:
+            mean = self._steps.reduce_sparse(grad, first=first, last=last)
+            if then is not None:
+                then(mean)
+            return mean
+
+        return self._lane.submit(lambda: self._reported(work, [name]), grad)
+
+    def wait(self) -> None:
+        """Until all that was submitted is done; the time is what communication really cost."""
+        begin = time.perf_counter()
+        try:
+            self._lane.wait()
+        finally:
+            self._steps.meter.exposed += time.perf_counter() - begin
+
+    def _reported(self, work: Callable[[], Tensor], names: list[str]) -> Tensor:
+        """Run it; if it fails, tell the other ranks which rank, step and parameters it was."""
+        try:
+            return work()
+        except BaseException as error:
+            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            self._peers.report(error, f"in step {self._steps.number}, bucket of {shown}")
+            raise
+
+    def _scaled(self) -> bool:
+        return self._scaler is not None and bool(self._scaler.is_enabled())
+
+    def _plugged(self) -> Socket:
+        if self._socket is None:
+            raise RuntimeError("this sync is detached; attach the recipe again")
+        return self._socket

@@ -1,0 +1,137 @@
+"""Low rank: every matrix as p q^T, one factor fixed and agreed, the other averaged.
+
+One pass multiplies the matrix with an orthonormal basis of one side and averages the result, which
+(orthonormalised) is the basis of the other side in the next pass:
+
+    side P:  q <- orth(q);  p = M q;    average p;   sent = (my p) q^T;    mean = (mean p) q^T
+    side Q:  p <- orth(p);  q = M^T p;  average q;   sent = p (my q)^T;    mean = p (mean q)^T
+
+Two passes a step are PowerSGD (Vogels et al. 2019, arXiv 1905.13727), one pass is ACP-SGD (Zhang
+et al. 2023, arXiv 2306.08881). Feedback is local (x - my own projection), which keeps every
+rank's residual bounded. Vectors, and matrices that would not shrink, ride dense in the buffer of
+the last pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.bucket import Bucket, working_dtype
+from thinwire.frames.shared import shared_seed
+from thinwire.layout import Layout, Slot
+from thinwire.payload import Dense, LowRank, Parts, Payload
+from thinwire.protocols import Pass
+
+P, Q = 0, 1  # which factor is being averaged
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """One matrix in one pass: which side is averaged, and the orthonormal basis of the other."""
+
+    slot: Slot
+    side: int
+    basis: Tensor  # (m, r) on side P, (n, r) on side Q
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, m = self.slot.matrix
+        return (n if self.side == P else m, self.basis.shape[1])
+
+    def project(self, x: Tensor) -> Tensor:
+        matrix = x[self.slot.offset : self.slot.offset + self.slot.numel].view(self.slot.matrix)
+        return (matrix if self.side == P else matrix.T) @ self.basis
+
+    def lift(self, factor: Tensor, entries: int) -> LowRank:
+        factor = factor.view(self.shape)
+        p, q = (factor, self.basis) if self.side == P else (self.basis, factor)
+        return LowRank(p, q, entries)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankFrame:
+    """`rank` columns a matrix, `step_passes` passes a step.
+
+    A matrix is factored if its factors, times `min_saving`, are smaller than itself.
+    """
+
+    rank: int = 4
+    step_passes: int = 1
+    min_saving: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank must be a whole number of at least 1, got {self.rank!r}")
+        if self.min_saving < 0:
+            raise ValueError(f"min_saving must not be negative, got {self.min_saving!r}")
+
+    def passes(self, bucket: Bucket) -> Iterator[Pass]:
+        x = bucket.take()
+        x = x.to(working_dtype(x.dtype))
+        scope = bucket.scope("frame")
+        factored = [slot for slot in bucket.layout.slots if self._shrinks(slot)]
+        riders = [slot for slot in bucket.layout.slots if slot.numel and slot not in factored]
+        for number in range(self.step_passes):
+            last = number == self.step_passes - 1
+            if not (factored or last):
+                continue
+            factors = [self._factor(slot, scope.of(slot), x) for slot in factored]
+            yield self._pass(x, factors, riders if last else [], scope)
+
+    def sizes(self, layout: Layout, step: int) -> list[int]:
+        matrices = [slot for slot in layout.slots if self._shrinks(slot)]
+        riders = sum(slot.numel for slot in layout.slots) - sum(slot.numel for slot in matrices)
+        by_side = [sum(s.matrix[side] * self._rank(s) for s in matrices) for side in (P, Q)]
+        if self.step_passes == 1:
+            return [by_side[step % 2] + riders]
+        return ([by_side[P]] if matrices else []) + [by_side[Q] + riders]
+
+    def _pass(self, x: Tensor, factors: list[_Factor], riders: list[Slot], scope: Any) -> Pass:
+        parts = [factor.project(x).reshape(-1) for factor in factors]
+        parts += [x[slot.offset : slot.offset + slot.numel] for slot in riders]
+        widths = [part.numel() for part in parts]
+
+        def lift(coefficients: Tensor) -> Payload:
+            pieces = coefficients.split(widths)
+            items: list[tuple[int, Payload]] = []
+            for factor, piece in zip(factors, pieces, strict=False):
+                entries = piece.numel() + (factor.basis.numel() if self.step_passes > 1 else 0)
+                items.append((factor.slot.offset, factor.lift(piece, entries)))
+            for slot, piece in zip(riders, pieces[len(factors) :], strict=True):
+                items.append((slot.offset, Dense(piece)))
+            return Parts(tuple(items), x.numel())
+
+        def learn(mean: Tensor) -> None:
+            for factor, piece in zip(factors, mean.split(widths), strict=False):
+                if bool(piece.any()):  # a vanished gradient teaches nothing: keep the basis
+                    state = scope.of(factor.slot)
+                    state["side"] = 1 - factor.side
+                    state["basis"] = piece.reshape(factor.shape).clone()
+
+        return Pass(coefficients=torch.cat([x[:0], *parts]), lift=lift, learn=learn)
+
+    def _factor(self, slot: Slot, state: dict[str, Any], x: Tensor) -> _Factor:
+        side = int(state.get("side", P))
+        basis = state.get("basis")
+        r = self._rank(slot)
+        if basis is None or basis.shape != (slot.matrix[1 - side], r):
+            draw = torch.Generator().manual_seed(shared_seed(self.seed, side, slot.name))
+            basis = torch.randn(slot.matrix[1 - side], r, generator=draw)
+        # Householder QR: orthonormal also for rank-deficient and all-zero input.
+        return _Factor(slot, side, torch.linalg.qr(basis.to(x.device, x.dtype)).Q)
+
+    def _rank(self, slot: Slot) -> int:
+        return min(self.rank, *slot.matrix)
+
+    def _shrinks(self, slot: Slot) -> bool:
+        n, m = slot.matrix
+        if len(slot.shape) < 2 or slot.numel == 0:
+            return False
+        sent = self._rank(slot) * (n + m) / (2 if self.step_passes == 1 else 1)
+        return sent * self.min_saving < slot.numel

@@ -1,0 +1,95 @@
+"""Frames that are the same for everybody without having to be learnt.
+
+`Identity`: every coordinate (dense averaging; with a lossy wire, half precision).
+`SharedCoordinates`: k random coordinates a parameter, drawn alike on all ranks, so that only
+values travel (random-k).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.bucket import Bucket, Sum, budget, working_dtype
+from thinwire.layout import Layout, Slot
+from thinwire.payload import Dense, Parts, Payload, Sparse
+from thinwire.protocols import Pass
+from thinwire.schedule import Number, at, checked_density
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Every coordinate."""
+
+    def passes(self, bucket: Bucket) -> Iterator[Pass]:
+        x, layout = bucket.take(), bucket.layout
+        if layout.runs == ((0, layout.numel),):
+            # Inside a memory x is the residual itself, which is cleared before `sent` is done with.
+            mine = x.clone() if isinstance(bucket.flat, Sum) else x
+            yield Pass(coefficients=mine, lift=Dense, learn=_nothing_to_learn)
+            return
+        mine = torch.cat([x[start:stop] for start, stop in layout.runs] or [x[:0]])
+        yield Pass(coefficients=mine, lift=lambda c: _at_runs(c, layout), learn=_nothing_to_learn)
+
+    def sizes(self, layout: Layout, step: int) -> list[int]:
+        return [layout.size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedCoordinates:
+    """k coordinates of every parameter, drawn from (seed, step, name): no index travels.
+
+    Stich et al. 2018 (arXiv 1809.07599).
+    """
+
+    density: Number = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not callable(self.density):
+            checked_density(self.density)
+
+    def passes(self, bucket: Bucket) -> Iterator[Pass]:
+        x = bucket.take()
+        indices = torch.cat([torch.empty(0, dtype=torch.int64), *self._drawn(bucket)]).to(x.device)
+        yield Pass(
+            coefficients=x[indices].to(working_dtype(x.dtype)),
+            lift=lambda values: Sparse(indices, values, x.numel()),
+            learn=_nothing_to_learn,
+        )
+
+    def sizes(self, layout: Layout, step: int) -> list[int]:
+        density = at(self.density, step)
+        return [sum(budget(slot.numel, density) for slot in layout.slots if slot.numel)]
+
+    def _drawn(self, bucket: Bucket) -> Iterator[Tensor]:
+        density = checked_density(at(self.density, bucket.step))
+        for slot in bucket.layout.slots:
+            if slot.numel:
+                yield self._of_slot(slot, budget(slot.numel, density), bucket.step)
+
+    def _of_slot(self, slot: Slot, k: int, step: int) -> Tensor:
+        draw = np.random.default_rng(shared_seed(self.seed, step, slot.name))
+        chosen = draw.choice(slot.numel, size=k, replace=False, shuffle=False)
+        return torch.from_numpy(np.sort(chosen)) + slot.offset
+
+
+def shared_seed(seed: int, step: int, name: str) -> int:
+    """A number all ranks derive alike; the global random state is never touched."""
+    digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _at_runs(packed: Tensor, layout: Layout) -> Payload:
+    parts = packed.split([stop - start for start, stop in layout.runs])
+    items = zip((start for start, _ in layout.runs), map(Dense, parts), strict=True)
+    return Parts(tuple(items), layout.numel)
+
+
+def _nothing_to_learn(mean: Tensor) -> None:
+    pass

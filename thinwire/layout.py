@@ -1,0 +1,97 @@
+"""Which parameter lives where in a flat buffer.
+
+A slot keeps the memory order of its parameter (a channels_last weight stays channels_last), as
+DDP's own buckets do; a layout is the list of slots and the identity of a bucket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter's place in a flat buffer, in the memory order of the parameter itself."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This parameter inside `flat`, with its own shape (channels_last stays channels_last)."""
+        return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.offset)
+
+    @cached_property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns of the contiguous matrix (outermost dimension in memory x the rest)."""
+        if not self.shape or self.numel == 0:
+            return (1, self.numel)
+        rows = max(zip(self.strides, self.shape, strict=True))[1] if len(self.shape) > 1 else 1
+        return (rows, self.numel // rows)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which parameters live where in a flat buffer of `numel` entries; gaps belong to others."""
+
+    slots: tuple[Slot, ...]
+    numel: int
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The stretches of the flat buffer that are ours, neighbours joined."""
+        runs: list[tuple[int, int]] = []
+        for slot in self.slots:
+            if slot.numel == 0:
+                continue
+            if runs and runs[-1][1] == slot.offset:
+                runs[-1] = (runs[-1][0], slot.offset + slot.numel)
+            else:
+                runs.append((slot.offset, slot.offset + slot.numel))
+        return tuple(runs)
+
+    @cached_property
+    def size(self) -> int:
+        """How many entries are ours."""
+        return sum(slot.numel for slot in self.slots)
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> Layout:
+        """These tensors one after the other."""
+        slots, offset = [], 0
+        for name, tensor in tensors.items():
+            slots.append(Slot(name, offset, tuple(tensor.shape), memory_strides(tensor)))
+            offset += tensor.numel()
+        return Layout(tuple(slots), offset)
+
+
+def memory_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides a tensor has in a flat buffer: its own if it fills its memory, else row-major."""
+    if fills_memory(tensor):
+        return tuple(tensor.stride())
+    return tuple(prod(tensor.shape[d + 1 :]) for d in range(tensor.dim()))
+
+
+def fills_memory(tensor: Tensor) -> bool:
+    """Whether the tensor fills one stretch of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

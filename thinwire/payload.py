@@ -1,0 +1,107 @@
+"""What travels: dense, sparse or low-rank things that can be *added into* a buffer.
+
+`add_into(out, alpha)` is the only verb: with alpha = 1/P it decodes, with alpha = -1 it is error
+feedback. `entries` counts the numbers a payload carries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Payload(Protocol):
+    """Anything that can be added, with a weight, into a flat buffer of `numel` entries."""
+
+    @property
+    def numel(self) -> int: ...
+
+    @property
+    def entries(self) -> int: ...
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Every entry."""
+
+    values: Tensor  # (n,)
+
+    @property
+    def numel(self) -> int:
+        return self.values.numel()
+
+    @property
+    def entries(self) -> int:
+        return self.values.numel()
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return out.add_(self.values, alpha=alpha)
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Some entries; an index that stands twice counts twice."""
+
+    indices: Tensor  # (k,) int64
+    values: Tensor  # (k,)
+    numel: int
+
+    @property
+    def entries(self) -> int:
+        return self.indices.numel()
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        # index_add_ on the CPU runs in index order, so every rank rounds alike.
+        return out.index_add_(0, self.indices, self.values.to(out.dtype), alpha=alpha)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The matrix p q^T; `entries` are the numbers sent for it, one factor or both."""
+
+    p: Tensor  # (n, r)
+    q: Tensor  # (m, r)
+    entries: int
+
+    @property
+    def numel(self) -> int:
+        return self.p.shape[0] * self.q.shape[0]
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        matrix = out.view(self.p.shape[0], self.q.shape[0])
+        matrix.addmm_(self.p.to(out.dtype), self.q.T.to(out.dtype), alpha=alpha)
+        return out
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Payloads at offsets of one flat buffer; no parts at all is the zero payload."""
+
+    items: tuple[tuple[int, Payload], ...]
+    numel: int
+
+    @property
+    def entries(self) -> int:
+        return sum(payload.entries for _, payload in self.items)
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        for offset, payload in self.items:
+            payload.add_into(out[offset : offset + payload.numel], alpha)
+        return out
+
+
+def nothing(numel: int) -> Parts:
+    """The payload that adds nothing."""
+    return Parts((), numel)
+
+
+def together(payloads: list[Sparse], numel: int) -> Sparse:
+    """One sparse payload that adds what all of them add, in their order."""
+    return Sparse(
+        torch.cat([p.indices for p in payloads]), torch.cat([p.values for p in payloads]), numel
+    )

@@ -1,0 +1,143 @@
+"""The contract of the house: what every part promises, and no code.
+
+A *reducer* turns one bucket of gradients into `Reduced(mean, sent)`. Everything rests on one
+law, true for every reducer on every step:
+
+    mean == (1/P) * sum over ranks of sent
+
+so error feedback is `residual = x - sent` for every algorithm. Algorithms reach other ranks
+only through `Comm`, which is blocking; overlap with backward is the engine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from thinwire.bucket import Bucket, Sum
+    from thinwire.layout import Layout
+    from thinwire.payload import Dense, Payload, Sparse
+    from thinwire.state import State
+    from thinwire.wire import Wire
+    from thinwire.wire.link import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """What one reduction gave: the mean (same bits on all ranks) and this rank's share of it.
+
+    `finite` is False when any rank met a NaN or infinity: such a step counts as `sent = 0`.
+    `undo` puts `sent` back into the residual; the engine calls it when another bucket of the
+    same step was not finite. `unused` names the parameters no rank had a gradient for.
+    """
+
+    mean: Tensor
+    sent: Payload
+    finite: bool = True
+    undo: Callable[[], None] | None = None
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one rank sends: blocking rounds, and bytes under the textbook algorithm."""
+
+    rounds: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(rounds=self.rounds + other.rounds, bytes=self.bytes + other.bytes)
+
+
+class Reducer(Protocol):
+    """What the engine knows: a way to average one bucket over all ranks."""
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced: ...
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic: ...
+
+
+class Selector(Protocol):
+    """Says *where*: k flat indices out of every row. A plain function qualifies."""
+
+    def __call__(self, rows: Tensor, k: int, state: Any) -> Tensor: ...  # (r, c) -> flat indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One agreed projection: coefficients to add up, what they stand for, what to learn from them.
+
+    Only the last pass of a frame is lifted back; the earlier ones only teach it.
+    """
+
+    coefficients: Tensor  # mine, flat; the wire may round them
+    lift: Callable[[Tensor], Payload]
+    learn: Callable[[Tensor], None]  # given the mean coefficients, same on all ranks
+
+
+class Frame(Protocol):
+    """A basis all ranks agree on before the step, so that coefficients simply add."""
+
+    def passes(self, bucket: Bucket) -> Iterator[Pass]: ...
+
+    def sizes(self, layout: Layout, step: int) -> list[int]: ...  # coefficients a pass, for pricing
+
+
+class Collective(Protocol):
+    """Sums private supports: returns the total, and my share of it."""
+
+    def sum(
+        self, mine: Sparse, k: int, step: int, link: Link, state: State
+    ) -> tuple[Sparse | Dense, Sparse]: ...
+
+    def traffic(self, k: int, n: int, world: int, wire: Wire) -> Traffic: ...
+
+
+class Memory(Protocol):
+    """What happens to the part of the gradient that was not sent."""
+
+    def fold(self, grad: Tensor, state: State) -> Sum: ...
+
+    def keep(self, x: Tensor, sent: Payload, state: State) -> None: ...
+
+
+class Comm(Protocol):
+    """Transport: six blocking verbs; ragged sizes and empty tensors are ordinary.
+
+    Where the receiver knows the sizes it says so (`sizes`, `size`), and none are exchanged.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor: ...  # sum, in place
+
+    def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]: ...
+
+    def all_to_all(
+        self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None
+    ) -> list[Tensor]: ...
+
+    def exchange(
+        self, x: Tensor, to: int | None, source: int | None, size: int | None = None
+    ) -> Tensor | None: ...  # either may be None; a swap is to == source
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor: ...
+
+    def barrier(self) -> None: ...
+
+
+class RankMismatch(RuntimeError):
+    """Ranks disagree on recipe or layout; the message shows both sides."""
+
+
+class RankFailed(RuntimeError):
+    """Another rank failed; the message names it and repeats its error."""
+
+
+class WireError(RuntimeError):
+    """Bytes that came over the wire do not decode to what was agreed."""

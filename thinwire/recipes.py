@@ -1,0 +1,189 @@
+"""Every published algorithm as one expression, with its citation: the table of contents.
+
+A recipe is a function that returns a reducer. Numbers may be schedules; defaults are the paper's,
+without warm-up. `parse("adtopk(density=0.01)")` reads the same call from a string.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+
+from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
+from thinwire.collectives.gather import AllGather
+from thinwire.combinators import Remember, Route, Rule, Warmup
+from thinwire.combinators import dense as _dense
+from thinwire.frames.lowrank import LowRankFrame
+from thinwire.frames.shared import Identity, SharedCoordinates
+from thinwire.layout import Slot
+from thinwire.memory import Residual
+from thinwire.protocols import Collective, Memory, Reducer
+from thinwire.reducers import Project, Select
+from thinwire.schedule import Number
+from thinwire.selectors.topk import topk as _topk
+from thinwire.wire import Wire
+from thinwire.wire import wire as _wire
+
+ROWS: dict[str, View] = {"matrix": by_row, "dim1": by_dim1, "longer": by_longer, "dim0": by_dim0}
+
+
+def dense() -> Reducer:
+    """Plain averaging: what DDP does by itself."""
+    return _dense()
+
+
+def half(*, memory: str | Memory = "none") -> Reducer:
+    """16 bits a value (IEEE half, scaled by a power of two), summed in single precision."""
+    return _with(memory, 0, Project(frame=Identity(), wire=_wire("fp16")))
+
+
+def bf16(*, memory: str | Memory = "none") -> Reducer:
+    """16 bits a value (bfloat16), summed in single precision."""
+    return _with(memory, 0, Project(frame=Identity(), wire=_wire("bf16")))
+
+
+def randomk(
+    density: Number = 0.01,
+    *,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+    seed: int = 0,
+) -> Reducer:
+    """Stich et al., NeurIPS 2018: random coordinates all ranks draw alike; no index travels."""
+    frame = SharedCoordinates(density=density, seed=seed)
+    return _with(memory, warmup, Project(frame=frame, wire=_wire(wire)))
+
+
+def topk(
+    density: Number = 0.01,
+    *,
+    collective: Collective | None = None,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+) -> Reducer:
+    """Aji & Heafield, EMNLP 2017: the largest entries of every layer, all-gathered (TopkA)."""
+    select = Select(
+        pick=_topk,
+        over=by_layer,
+        density=density,
+        collective=collective or AllGather(),
+        wire=_wire(wire),
+    )
+    return _with(memory, warmup, select)
+
+
+def vectors(slot: Slot) -> bool:
+    """ADTopk's rule for what stays dense: biases and norms, anything with one entry a row."""
+    return len(slot.shape) <= 1 or slot.numel == slot.shape[0]
+
+
+def adtopk(
+    density: Number = 0.01,
+    *,
+    rows: str | View = "matrix",
+    dense: Rule | None = vectors,
+    collective: Collective | None = None,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+) -> Reducer:
+    """ADTopk, HPDC 2024: all-dimension top-k, some entries of every row.
+
+    `rows` says what a row is: "matrix" (output channel x rest), "dim1" (as published code does),
+    "longer", "dim0". Parameters for which `dense` holds are averaged whole; None compresses all.
+    """
+    if isinstance(rows, str) and rows not in ROWS:
+        raise ValueError(f"rows must be one of {', '.join(ROWS)}, got {rows!r}")
+    select = Select(
+        pick=_topk,
+        over=ROWS[rows] if isinstance(rows, str) else rows,
+        density=density,
+        collective=collective or AllGather(),
+        wire=_wire(wire),
+    )
+    return _with(memory, warmup, select if dense is None else Route(dense, _dense(), select))
+
+
+def powersgd(
+    rank: int = 4,
+    *,
+    min_saving: float = 1.0,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+    seed: int = 0,
+) -> Reducer:
+    """Vogels et al., NeurIPS 2019: low rank, both factors averaged every step."""
+    frame = LowRankFrame(rank=rank, step_passes=2, min_saving=min_saving, seed=seed)
+    return _with(memory, warmup, Project(frame=frame, wire=_wire(wire)))
+
+
+def acpsgd(
+    rank: int = 4,
+    *,
+    min_saving: float = 1.0,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+    seed: int = 0,
+) -> Reducer:
+    """Zhang et al., ICDCS 2023: low rank, the factors averaged in turn, one all-reduce a bucket."""
+    frame = LowRankFrame(rank=rank, step_passes=1, min_saving=min_saving, seed=seed)
+    return _with(memory, warmup, Project(frame=frame, wire=_wire(wire)))
+
+
+def names() -> list[str]:
+    """All recipes."""
+    found = vars(sys.modules[__name__]).items()
+    return [n for n, f in found if inspect.isfunction(f) and _is_recipe(n, f)]
+
+
+def parse(call: str) -> Reducer:
+    """A recipe written as a call with literal arguments, e.g. "topk(density=0.01)"."""
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(
+            f"a recipe is written as a call, topk(density=0.01), got {call!r}"
+        ) from None
+    node = tree if isinstance(tree, ast.Call) else ast.Call(func=tree, args=[], keywords=[])
+    name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+    if name not in names():
+        raise ValueError(f"unknown recipe {name!r}; known are {', '.join(names())}")
+    try:
+        args = [ast.literal_eval(arg) for arg in node.args]
+        keywords = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    except ValueError:
+        raise ValueError(f"arguments of a recipe must be literals, got {call!r}") from None
+    recipe: Callable[..., Reducer] = getattr(sys.modules[__name__], name)
+    try:
+        inspect.signature(recipe).bind(*args, **keywords)
+    except TypeError as error:
+        signature = f"{name}{inspect.signature(recipe)}"
+        raise ValueError(f"{call!r}: {error}; the recipe is {signature}") from None
+    return recipe(*args, **keywords)
+
+
+def __getattr__(name: str) -> Callable[..., Reducer]:
+    raise AttributeError(f"unknown recipe {name!r}; known are {', '.join(names())}")
+
+
+def _is_recipe(name: str, function: Callable[..., object]) -> bool:
+    here = function.__module__ == __name__ and not name.startswith("_")
+    return here and inspect.signature(function).return_annotation == "Reducer" and name != "parse"
+
+
+def _with(memory: str | Memory, warmup: int, inner: Reducer) -> Reducer:
+    """Memory outside, warm-up inside it: a dense step delivers the residual at once."""
+    inner = inner if warmup == 0 else Warmup(warmup, inner)
+    if memory == "none":
+        return inner
+    if memory == "residual":
+        return Remember(inner, Residual())
+    if isinstance(memory, str):
+        raise ValueError(f"memory must be 'none' or 'residual' (or a Memory), got {memory!r}")
+    return Remember(inner, memory)

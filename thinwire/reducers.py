@@ -1,0 +1,146 @@
+"""The two leaves, because there are only two ways to add compressed things.
+
+`Project`: all ranks agree on a frame beforehand; coefficients are linear, so they simply add.
+`Select`: every rank keeps its own entries; supports differ and a sparse collective merges them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.bucket import Bucket, Piece, Sum, View, by_layer, working_dtype
+from thinwire.collectives.gather import AllGather
+from thinwire.layout import Layout
+from thinwire.payload import Dense, Payload, Sparse, nothing
+from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
+from thinwire.schedule import Number, at, checked_density
+from thinwire.wire import Wire
+from thinwire.wire.link import Link, reduce_traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """Average coefficients in a frame all ranks share.
+
+    Each pass of the frame is one all-reduce; the last is lifted back into the mean, with the mean
+    coefficients, and into my share, with mine.
+    """
+
+    frame: Frame
+    wire: Wire = field(default_factory=Wire)
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        mean = mine = None
+        link = _link(bucket, comm, self.wire)
+        for step in self.frame.passes(bucket):
+            coefficients = step.coefficients
+            if not bucket.finite:  # poison the sum, so that every rank learns of it
+                coefficients = torch.full_like(coefficients, float("nan"))
+            mean, mine = link.all_reduce(coefficients)
+            if not kernels.finite(mean):
+                return _aborted(_written(step.lift(mean), bucket))
+            step.learn(mean)
+        assert mean is not None and mine is not None, "a frame has at least one pass"
+        written = _written(step.lift(mean), bucket)
+        return Reduced(mean=written, sent=step.lift(mine), unused=_unused(bucket, link))
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        sizes = self.frame.sizes(layout, step)
+        return sum((reduce_traffic(n, world, self.wire) for n in sizes), Traffic())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Select:
+    """Keep the entries that `pick` chooses in every row of the view `over`, and merge them."""
+
+    pick: Selector
+    over: View = by_layer
+    density: Number = 0.01
+    collective: Collective = field(default_factory=AllGather)
+    wire: Wire = field(default_factory=Wire)
+
+    def __post_init__(self) -> None:
+        if not callable(self.density):
+            checked_density(self.density)
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        density = checked_density(at(self.density, bucket.step))
+        mine, k = self._mine(bucket, density)
+        link = _link(bucket, comm, self.wire)
+        mine = link.rounded(mine)
+        state = bucket.scope("collective")
+        total, share = self.collective.sum(mine, k, bucket.step, link, state)
+        mean = total.add_into(bucket.blank(), alpha=1.0 / comm.size)
+        if not kernels.finite(total.values):
+            return _aborted(mean)
+        return Reduced(mean=mean, sent=share, unused=_unused(bucket, link))
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        flat = torch.empty(layout.numel, device="meta")
+        ghost = Bucket(flat=flat, layout=layout, state={}, step=step)
+        pieces = self.over(ghost, at(self.density, step))
+        k = sum(piece.k * piece.rows.shape[0] for piece in pieces)
+        return self.collective.traffic(k, layout.size, world, self.wire)
+
+    def _mine(self, bucket: Bucket, density: float) -> tuple[Sparse, int]:
+        """What this rank offers, and how many entries everybody is expected to offer."""
+        scope = bucket.scope("select")
+        chosen: list[Tensor] = []
+        k = 0
+        for piece in self.over(bucket, density):
+            chosen.append(piece.place(self._picked(piece, scope)))
+            k += piece.k * piece.rows.shape[0]
+        flat = bucket.flat
+        x = flat.residual if isinstance(flat, Sum) else flat
+        none = torch.empty(0, dtype=torch.int64, device=x.device)
+        indices = torch.cat([none, *chosen])
+        values = x[indices].to(working_dtype(x.dtype))
+        if not bucket.finite:  # poison the sum, so that every rank learns of it
+            values = torch.full_like(values, float("nan"))
+        return Sparse(indices, values, bucket.layout.numel), k
+
+    def _picked(self, piece: Piece, scope: Any) -> Tensor:
+        rows = piece.rows
+        if isinstance(rows, Sum) and not getattr(self.pick, "fused", False):
+            rows = rows.take()
+        index = self.pick(rows, piece.k, piece.state(scope))  # type: ignore[arg-type]
+        expected = piece.k * piece.rows.shape[0]
+        if index.numel() != expected and not getattr(self.collective, "ragged", True):
+            raise ValueError(
+                f"selector {self.pick} chose {index.numel()} entries where {expected} were asked "
+                "for; a selector with varying counts needs collective=AllGather(ragged=True)"
+            )
+        return index
+
+
+def _link(bucket: Bucket, comm: Comm, wire: Wire) -> Link:
+    if bucket.unused is None:
+        return Link(comm, wire)
+    used = [slot.name not in bucket.unused for slot in bucket.layout.slots]
+    device = bucket.flat.grad.device if isinstance(bucket.flat, Sum) else bucket.flat.device
+    return Link(comm, wire, torch.tensor(used, dtype=torch.uint8, device=device))
+
+
+def _unused(bucket: Bucket, link: Link) -> tuple[str, ...]:
+    heard = link.heard()
+    if heard is None:
+        return ()
+    slots = zip(bucket.layout.slots, heard.tolist(), strict=True)
+    return tuple(slot.name for slot, used in slots if not used)
+
+
+def _aborted(mean: Tensor) -> Reduced:
+    """A step that some rank could not take: its mean is passed on for GradScaler to see."""
+    return Reduced(mean=mean, sent=nothing(mean.numel()), finite=False)
+
+
+def _written(payload: Payload, bucket: Bucket) -> Tensor:
+    """The payload as a flat mean."""
+    if isinstance(payload, Dense) and bucket.layout.runs == ((0, payload.numel),):
+        return payload.values
+    return payload.add_into(bucket.blank())
