@@ -1,8 +1,7 @@
 """A bucket: a fused flat slice of the gradient, what lies where in it, and its memory.
 
-`Sum` is "residual + gradient, not added yet"; a view (`whole`, `by_layer`, `by_row` and its
-variants) shows a bucket as 2-D blocks of rows with the number of entries to keep in each row.
-Granularity is a view, not an algorithm.
+A view (`whole`, `by_layer`, `by_row` and its variants) shows a bucket as 2-D blocks of rows with
+the number of entries to keep in each row. Granularity is a view, not an algorithm.
 """
 
 from __future__ import annotations
@@ -15,43 +14,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from thinwire import kernels
-from thinwire.layout import Layout, Slot, fills_memory
+from thinwire.layout import Layout, Slot
+from thinwire.operand import Sum, in_memory_order, working_dtype
 from thinwire.state import Draft, Root, RowsOf, State
-
-
-class Sum:
-    """alpha * grad + residual, not added yet, so that one kernel can add and select in one sweep.
-
-    `take()` adds it now, in place, for everyone else. Gradient entries that are not finite are
-    left out and lower the flag `finite` of the whole sum: nothing non-finite is ever stored.
-    """
-
-    def __init__(
-        self, residual: Tensor, grad: Tensor, alpha: float = 1.0, root: Sum | None = None
-    ) -> None:
-        self.residual, self.grad, self.alpha = residual, grad, alpha
-        self.root = root or self
-        self.finite = True
-        self.pending: bool = root.pending if root else True
-
-    def __getitem__(self, cut: slice) -> Sum:
-        return Sum(self.residual[cut], self.grad[cut], self.alpha, self.root)
-
-    def view(self, rows: int, columns: int) -> Sum:
-        residual, grad = self.residual.view(rows, columns), self.grad.view(rows, columns)
-        return Sum(residual, grad, self.alpha, self.root)
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.residual.shape
-
-    def take(self) -> Tensor:
-        if self.pending:
-            self.pending = False
-            if not kernels.accumulate(self.residual, self.grad, self.alpha):
-                self.root.finite = False
-        return self.residual
 
 
 @dataclass(kw_only=True)
@@ -73,7 +38,7 @@ class Bucket:
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], *, state: Root, step: int = 0) -> Bucket:
-        """A bucket with a copy of these tensors."""
+        """A bucket with a copy of these tensors; `state` is filled and wanted again next step."""
         layout = Layout.of(tensors)
         flat = torch.cat([in_memory_order(t) for t in tensors.values()] or [torch.zeros(0)])
         return Bucket(flat=flat, layout=layout, state=state, step=step)
@@ -196,19 +161,6 @@ def flat_indices(columns: Tensor, rows: Tensor) -> Tensor:
 def budget(n: int, density: float) -> int:
     """How many of n entries a density keeps: rounded, at least one."""
     return min(n, max(1, int(n * density + 0.5)))
-
-
-def in_memory_order(tensor: Tensor) -> Tensor:
-    """The tensor's entries as one flat tensor, in the order they lie in memory."""
-    tensor = tensor.detach()
-    if fills_memory(tensor):
-        return tensor.as_strided((tensor.numel(),), (1,))
-    return tensor.reshape(-1)
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Residuals and means are kept in at least single precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _by_rows(

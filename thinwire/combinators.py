@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.bucket import Bucket, Sum
+from thinwire.bucket import Bucket
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
+from thinwire.operand import Sum
 from thinwire.payload import Dense, Parts, Payload, nothing
 from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
 from thinwire.reducers import Project
@@ -121,12 +122,13 @@ class Route:
             if reduced.mean is not mean:
                 for start, stop in child.layout.runs:
                     mean[start:stop] = reduced.mean[start:stop]
-        shares = tuple((0, reduced.sent) for _, reduced in results)
         undos = [reduced.undo for _, reduced in results if reduced.undo]
+        if not all(reduced.finite for _, reduced in results):
+            _call_all(undos)
+            return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
         return Reduced(
             mean=mean,
-            sent=Parts(shares, bucket.layout.numel),
-            finite=all(reduced.finite for _, reduced in results),
+            sent=Parts(tuple((0, reduced.sent) for _, reduced in results), bucket.layout.numel),
             undo=partial(_call_all, undos) if undos else None,
             unused=tuple(name for _, reduced in results for name in reduced.unused),
         )

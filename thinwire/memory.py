@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinwire.bucket import Sum, working_dtype
+from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Payload
 from thinwire.state import State
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from thinwire.bucket import Bucket, Sum
+    from thinwire.bucket import Bucket
     from thinwire.layout import Layout
+    from thinwire.operand import Sum
     from thinwire.payload import Dense, Payload, Sparse
     from thinwire.state import State
     from thinwire.wire import Wire

@@ -153,7 +153,7 @@ def parse(call: str) -> Reducer:
     node = tree if isinstance(tree, ast.Call) else ast.Call(func=tree, args=[], keywords=[])
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
     if name not in names():
-        raise ValueError(f"unknown recipe {name!r}; known are {', '.join(names())}")
+        raise UnknownRecipe(name)
     try:
         args = [ast.literal_eval(arg) for arg in node.args]
         keywords = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
@@ -168,8 +168,15 @@ def parse(call: str) -> Reducer:
     return recipe(*args, **keywords)
 
 
+class UnknownRecipe(ValueError, AttributeError):
+    """No recipe of that name; the message lists those there are."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"unknown recipe {name!r}; known are {', '.join(names())}")
+
+
 def __getattr__(name: str) -> Callable[..., Reducer]:
-    raise AttributeError(f"unknown recipe {name!r}; known are {', '.join(names())}")
+    raise UnknownRecipe(name)
 
 
 def _is_recipe(name: str, function: Callable[..., object]) -> bool:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, Piece, Sum, View, by_layer, working_dtype
+from thinwire.bucket import Bucket, Piece, View, by_layer
 from thinwire.collectives.gather import AllGather
 from thinwire.layout import Layout
+from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Payload, Sparse, nothing
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
 from thinwire.schedule import Number, at, checked_density

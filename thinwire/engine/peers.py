@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from datetime import timedelta
 
 import torch
@@ -19,6 +20,8 @@ from thinwire.comm.torch import TorchComm
 from thinwire.protocols import RankFailed, RankMismatch
 
 log = logging.getLogger(__name__)
+
+GRACE = 5.0  # seconds a failed rank stays to be heard
 
 
 class Peers:
@@ -62,9 +65,12 @@ class Peers:
 
     def report(self, error: BaseException, doing: str) -> None:
         """Tell the others that this rank is lost, and why."""
+        if isinstance(error, RankFailed):
+            return  # somebody else's news
         text = f"rank {self.comm.rank} failed {doing}: {type(error).__name__}: {error}"
         try:
             self._store.set(self._key, text)
+            self._until_heard()
         except RuntimeError as lost:  # the store's host is gone: the others will see that too
             log.warning("could not tell the other ranks that %s: %s", text, lost)
 
@@ -77,7 +83,16 @@ class Peers:
                 f"the process that hosts the rendezvous store is gone: {lost}"
             ) from None
         if told:
+            self._store.add(f"{self._key}/heard", 1)
             raise RankFailed(text)
+
+    def _until_heard(self) -> None:
+        """This process may end with its error, and take the store with it: wait a little."""
+        deadline = time.monotonic() + GRACE
+        while time.monotonic() < deadline:
+            if self._store.add(f"{self._key}/heard", 0) >= self.comm.size - 1:
+                return
+            time.sleep(0.05)
 
 
 def _both_sides(subject: str, texts: list[str]) -> str:

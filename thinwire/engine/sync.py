@@ -7,6 +7,7 @@ ranks; the lane takes the steps while backward goes on.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -57,6 +58,7 @@ class Sync:
         peers.agree("recipe or the parameters", [*lines, *map(slot_line, slots)])
         self._steps = Steps(recipe, peers)
         self._lane = Lane()
+        weakref.finalize(self, self._lane.close)
 
     def synchronize(self) -> None:
         """Gradients are averages when this returns: call it before clipping them."""

@@ -14,6 +14,7 @@ the last pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.bucket import Bucket, working_dtype
+from thinwire.bucket import Bucket
 from thinwire.frames.shared import shared_seed
 from thinwire.layout import Layout, Slot
+from thinwire.operand import working_dtype
 from thinwire.payload import Dense, LowRank, Parts, Payload
 from thinwire.protocols import Pass
 
@@ -39,17 +41,23 @@ class _Factor:
     basis: Tensor  # (m, r) on side P, (n, r) on side Q
 
     @property
+    def safety(self) -> float:
+        """A power of two that keeps the product of a finite matrix and the basis finite."""
+        return 2.0 ** -math.ceil(math.log2(self.basis.shape[0]) / 2)
+
+    @property
     def shape(self) -> tuple[int, int]:
         n, m = self.slot.matrix
         return (n if self.side == P else m, self.basis.shape[1])
 
     def project(self, x: Tensor) -> Tensor:
         matrix = x[self.slot.offset : self.slot.offset + self.slot.numel].view(self.slot.matrix)
-        return (matrix if self.side == P else matrix.T) @ self.basis
+        return (matrix if self.side == P else matrix.T) @ (self.basis * self.safety)
 
     def lift(self, factor: Tensor, entries: int) -> LowRank:
         factor = factor.view(self.shape)
-        p, q = (factor, self.basis) if self.side == P else (self.basis, factor)
+        basis = self.basis / self.safety
+        p, q = (factor, basis) if self.side == P else (basis, factor)
         return LowRank(p, q, entries)
 
 
@@ -123,8 +131,7 @@ class LowRankFrame:
         if basis is None or basis.shape != (slot.matrix[1 - side], r):
             draw = torch.Generator().manual_seed(shared_seed(self.seed, side, slot.name))
             basis = torch.randn(slot.matrix[1 - side], r, generator=draw)
-        # Householder QR: orthonormal also for rank-deficient and all-zero input.
-        return _Factor(slot, side, torch.linalg.qr(basis.to(x.device, x.dtype)).Q)
+        return _Factor(slot, side, orthonormal(basis.to(x.device, x.dtype)))
 
     def _rank(self, slot: Slot) -> int:
         return min(self.rank, *slot.matrix)
@@ -135,3 +142,9 @@ class LowRankFrame:
             return False
         sent = self._rank(slot) * (n + m) / (2 if self.step_passes == 1 else 1)
         return sent * self.min_saving < slot.numel
+
+
+def orthonormal(basis: Tensor) -> Tensor:  # (n, r) -> (n, r)
+    """Orthonormal columns that span these, for huge, tiny, rank-deficient and zero columns too."""
+    largest = basis.abs().max()
+    return torch.linalg.qr(basis / torch.where(largest > 0, largest, 1.0)).Q

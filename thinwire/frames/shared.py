@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.bucket import Bucket, Sum, budget, working_dtype
+from thinwire.bucket import Bucket, budget
 from thinwire.layout import Layout, Slot
+from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Parts, Payload, Sparse
 from thinwire.protocols import Pass
 from thinwire.schedule import Number, at, checked_density

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Sum
+from thinwire.operand import Sum
 from thinwire.selectors import fused
 
 

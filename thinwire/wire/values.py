@@ -54,6 +54,7 @@ class Half:
 
     exact: ClassVar[bool] = False
     _TOP: ClassVar[int] = 15  # largest power of two that half can hold
+    _LARGEST: ClassVar[float] = (2 - 2**-10) * 2.0**127  # float32 with an 11-bit mantissa
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 + 2 * n
@@ -64,6 +65,7 @@ class Half:
         if math.isfinite(largest) and largest > 0:
             power = self._TOP - math.frexp(largest)[1]
         power = max(-126, min(126, power))
+        x = _below_overflow(x, self._LARGEST) if largest > self._LARGEST else x
         head = torch.tensor([power], dtype=torch.int32, device=x.device).view(torch.uint8)
         return torch.cat([head, (x * 2.0**power).to(torch.float16).view(torch.uint8)])
 
@@ -86,13 +88,16 @@ class Bf16:
         return 2 * n
 
     def encode(self, x: Tensor) -> Tensor:
-        top = torch.finfo(torch.bfloat16).max
-        # Rounding up past the largest bfloat16 would make an infinity of a finite number.
-        finite = torch.where(x.isinf(), x, x.clamp(-top, top))
-        return finite.to(torch.bfloat16).view(torch.uint8)
+        x = _below_overflow(x, torch.finfo(torch.bfloat16).max)
+        return x.to(torch.bfloat16).view(torch.uint8)
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         return as_numbers(data, torch.bfloat16, n).to(dtype)
+
+
+def _below_overflow(x: Tensor, top: float) -> Tensor:
+    """Rounding up past `top` would make an infinity of a finite number; true ones stay."""
+    return torch.where(x.isinf(), x, x.clamp(-top, top))
 
 
 def as_numbers(data: Tensor, dtype: torch.dtype, n: int) -> Tensor:

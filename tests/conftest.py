@@ -1,0 +1,31 @@
+"""One pool of worker processes for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.processes import Pool
+
+
+@pytest.fixture(scope="session")
+def _pools() -> Iterator[list[Pool]]:
+    pools: list[Pool] = []
+    yield pools
+    for pool in pools:
+        pool.close()
+
+
+@pytest.fixture
+def pool(_pools: list[Pool], request: pytest.FixtureRequest) -> Pool:
+    """A pool; a new one if the last test broke it."""
+    if not _pools or any(not worker.is_alive() for worker in _pools[-1]._workers):
+        _pools.append(Pool())
+    return _pools[-1]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,164 @@
+"""Recipes: what they refuse, what they keep, and that a new one is fifteen lines."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from thinwire import Bucket, recipes
+from thinwire.bucket import by_row, flat_indices
+from thinwire.collectives.gather import AllGather
+from thinwire.combinators import Remember
+from thinwire.comm import local
+from thinwire.reducers import Select
+from thinwire.schedule import Piecewise
+
+DENSITY = ["randomk", "topk", "adtopk"]
+RANK = ["powersgd", "acpsgd"]
+
+
+@pytest.mark.parametrize("density", [0, 1.5, float("nan"), -1])
+@pytest.mark.parametrize("name", DENSITY)
+def test_bad_density(name, density):
+    with pytest.raises(ValueError, match=r"density must be in \(0, 1\], got .*; 0.01 keeps"):
+        getattr(recipes, name)(density=density)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 1.5, None])
+@pytest.mark.parametrize("name", RANK)
+def test_bad_rank(name, rank):
+    with pytest.raises(ValueError, match="rank must be a whole number of at least 1, got"):
+        getattr(recipes, name)(rank=rank)
+
+
+@pytest.mark.parametrize(("keywords", "message"), [
+    ({"memory": "elephant"}, "memory must be 'none' or 'residual'"),
+    ({"wire": "int3"}, "wire must be one of fp32, fp16, bf16, got 'int3'"),
+    ({"warmup": -5}, "warmup must be a whole number"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", DENSITY + RANK)
+def test_bad_options(name, keywords, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(recipes, name)(**keywords)
+
+
+def test_bad_rows():
+    with pytest.raises(ValueError, match="rows must be one of matrix, dim1, longer, dim0"):
+        recipes.adtopk(rows="diagonal")
+
+
+def test_unknown_recipes_list_the_known_ones():
+    known = ", ".join(recipes.names())
+    with pytest.raises(ValueError, match=f"unknown recipe 'topq'; known are {known}"):
+        recipes.parse("topq(density=0.1)")
+    with pytest.raises(ValueError, match="unknown recipe 'topq'"):
+        _ = recipes.topq
+    assert not hasattr(recipes, "topq")
+
+
+def test_parse_reads_the_call_that_repr_prints():
+    assert recipes.parse("topk(density=0.02)") == recipes.topk(density=0.02)
+    assert recipes.parse(" adtopk(0.02, rows='dim1') ") == recipes.adtopk(0.02, rows="dim1")
+    assert recipes.parse("dense") == recipes.dense()
+
+
+@pytest.mark.parametrize("call", ["", "topk(", "topk(density=open('x'))", "topk(speed=9)",
+                                  "__import__('os')", "1 + 1", "topk(density=0.1)(2)"])  # fmt: skip
+def test_parse_refuses_everything_else(call):
+    with pytest.raises(ValueError, match=r"recipe"):
+        recipes.parse(call)
+
+
+def reduce(recipe, tensors, world=2, steps=1):
+    states = [{} for _ in range(world)]
+
+    def worker(comm):
+        for step in range(steps):
+            draw = torch.Generator().manual_seed(10 * comm.rank + step)
+            grads = {name: torch.randn(t, generator=draw) for name, t in tensors.items()}
+            last = recipe.reduce(Bucket.of(grads, state=states[comm.rank], step=step), comm)
+        return last
+
+    return local.run(world, worker)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.05, 0.33, 1.0])
+def test_adtopk_sends_from_every_row_and_meets_the_budget(density):
+    shapes = {"w": (37, 53), "b": (37,), "conv": (8, 5, 3, 3)}
+    for reduced in reduce(recipes.adtopk(density=density), shapes):
+        sent = reduced.sent.add_into(torch.zeros(37 * 53 + 37 + 360))
+        rows = (sent[: 37 * 53].view(37, 53) != 0).sum(dim=1)
+        assert rows.min() >= 1
+        assert rows.sum() == max(37, int(density * 37 * 53 + 0.5))
+        assert (sent[37 * 53 : 37 * 53 + 37] != 0).all(), "vectors stay dense"
+        channels = (sent[-360:].view(8, 45) != 0).sum(dim=1)
+        assert channels.sum() == max(8, int(density * 360 + 0.5))
+
+
+def test_adtopk_dense_rule_is_the_callers():
+    shapes = {"head.w": (10, 20), "body.w": (10, 20), "b": (10,)}
+    recipe = recipes.adtopk(density=0.1, dense=lambda slot: slot.name.startswith("head"))
+    sent = reduce(recipe, shapes)[0].sent.add_into(torch.zeros(410))
+    assert (sent[:200] != 0).all()
+    assert (sent[200:400] != 0).sum() == 20
+    assert (sent[400:] != 0).sum() == 1
+
+
+@pytest.mark.parametrize("density", [0.002, 0.01, 0.2, 1.0])
+@pytest.mark.parametrize("name", ["topk", "randomk"])
+def test_density_is_respected(name, density):
+    shapes = {"w": (40, 60), "b": (40,)}
+    expected = sum(max(1, int(n * density + 0.5)) for n in (2400, 40))
+    for reduced in reduce(getattr(recipes, name)(density=density), shapes):
+        assert reduced.sent.entries == expected
+
+
+def test_density_may_be_a_schedule():
+    recipe = recipes.topk(density=Piecewise((2,), (0.5, 0.1)))
+    assert reduce(recipe, {"w": (10, 10)}, steps=2)[0].sent.entries == 50
+    assert reduce(recipe, {"w": (10, 10)}, steps=3)[0].sent.entries == 10
+    with pytest.raises(ValueError, match="density must be in"):
+        reduce(recipes.topk(density=lambda step: 2.0), {"w": (10, 10)})
+
+
+def test_a_new_selector_is_fifteen_lines():
+    """The example of the documentation, with state a row, over rows whose blocks shift."""
+
+    def steady_sign(rows, k, state):
+        last = state.get("sign", torch.zeros_like(rows))
+        state["sign"] = rows.sign()
+        score = rows.abs() * (rows.sign() == last)
+        return flat_indices(score.topk(k, dim=1).indices, rows)
+
+    recipe = Remember(Select(pick=steady_sign, over=by_row, density=0.01))
+    results = reduce(recipe, {"w": (128, 250), "b": (7,)}, world=3, steps=5)
+    average = sum(r.sent.add_into(torch.zeros(128 * 250 + 7)) for r in results) / 3
+    assert torch.allclose(results[0].mean, average, atol=1e-6)
+    assert results[0].sent.entries == 320 + 1
+
+
+def test_a_selector_with_varying_counts_must_say_so():
+    def above_one(rows, k, state):
+        return (rows.abs() > 1).reshape(-1).nonzero().reshape(-1)
+
+    with pytest.raises(ValueError, match=r"chose .* entries where 10 .*ragged=True"):
+        reduce(Select(pick=above_one, density=0.1), {"w": (10, 10)})
+    ragged = Remember(Select(pick=above_one, density=0.1, collective=AllGather(ragged=True)))
+    results = reduce(ragged, {"w": (10, 10)}, world=4, steps=3)
+    average = sum(r.sent.add_into(torch.zeros(100)) for r in results) / 4
+    assert torch.allclose(results[0].mean, average, atol=1e-6)
+
+
+def test_randomk_draws_alike_everywhere_and_anew_every_step():
+    def indices(step, bucket_names):
+        def worker(comm):
+            grads = {name: torch.ones(50, 2) for name in bucket_names}
+            bucket = Bucket.of(grads, state={}, step=step)
+            return recipes.randomk(density=0.1).reduce(bucket, comm).sent.indices.tolist()
+
+        a, b = local.run(2, worker)
+        assert a == b
+        return a
+
+    assert indices(0, ["x"]) != indices(1, ["x"])
+    assert indices(0, ["x"]) == [i - 100 for i in indices(0, ["y", "x"]) if i >= 100]

@@ -1,0 +1,56 @@
+"""What a reducer works on before it is a payload: plain numbers, or a sum not added yet."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.layout import fills_memory
+
+
+class Sum:
+    """alpha * grad + residual, not added yet, so that one kernel can add and select in one sweep.
+
+    `take()` adds it now, in place, for everyone else. Gradient entries that are not finite are
+    left out and lower the flag `finite` of the whole sum: nothing non-finite is ever stored.
+    """
+
+    def __init__(
+        self, residual: Tensor, grad: Tensor, alpha: float = 1.0, root: Sum | None = None
+    ) -> None:
+        self.residual, self.grad, self.alpha = residual, grad, alpha
+        self.root = root or self
+        self.finite = True
+        self.pending: bool = root.pending if root else True
+
+    def __getitem__(self, cut: slice) -> Sum:
+        return Sum(self.residual[cut], self.grad[cut], self.alpha, self.root)
+
+    def view(self, rows: int, columns: int) -> Sum:
+        residual, grad = self.residual.view(rows, columns), self.grad.view(rows, columns)
+        return Sum(residual, grad, self.alpha, self.root)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.residual.shape
+
+    def take(self) -> Tensor:
+        if self.pending:
+            self.pending = False
+            if not kernels.accumulate(self.residual, self.grad, self.alpha):
+                self.root.finite = False
+        return self.residual
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """The tensor's entries as one flat tensor, in the order they lie in memory."""
+    tensor = tensor.detach()
+    if fills_memory(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.reshape(-1)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Residuals and means are kept in at least single precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
