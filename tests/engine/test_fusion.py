@@ -1,0 +1,49 @@
+"""Packing: every parameter once, in order, and no bucket fuller than it must be."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire import recipes
+from thinwire.engine.fusion import MB, plan
+
+sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=20)
+
+
+@given(sizes=sizes, kb=st.floats(0.01, 20.0), two=st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_every_parameter_once_and_caps_kept(sizes, kb, two):
+    kinds = (torch.float32, torch.float64) if two else (torch.float32,)
+    parameters = {
+        f"p{i}": torch.empty(shape, dtype=kinds[i % len(kinds)]) for i, shape in enumerate(sizes)
+    }
+    layouts = plan(parameters, recipes.dense(), kb / 1024)
+    names = [slot.name for layout in layouts for slot in layout.slots]
+    assert sorted(names) == sorted(parameters)
+    for layout in layouts:
+        assert len({parameters[slot.name].dtype for slot in layout.slots}) == 1
+        order = [int(slot.name[1:]) for slot in layout.slots]
+        assert order == sorted(order, reverse=True)
+        if not two:
+            fits = layout.numel * 4 <= kb * 1024 * 1.0001
+            assert fits or len(layout.slots) == 1
+
+
+def test_compressed_buckets_are_as_many_as_ddps():
+    """The cap is translated: 25 MB of gradient is 25 MB of gradient, whatever is sent for it."""
+    parameters = {f"w{i}": torch.empty(1024, 1024, device="meta") for i in range(24)}
+    for recipe in (recipes.dense(), recipes.acpsgd(rank=4), recipes.topk(0.01)):
+        assert [len(layout.slots) for layout in plan(parameters, recipe, 25.0)] == [6, 6, 6, 6]
+    assert len(plan(parameters, recipes.acpsgd(4), 1e-6)) == 24
+    assert len(plan(parameters, recipes.acpsgd(4), 1e6)) == 1
+
+
+def test_a_bucket_is_filled_by_what_is_sent():
+    """An embedding that compresses well leaves room for more."""
+    parameters = {"wide": torch.empty(64, 4096), "bias": torch.empty(200_000)}
+    cap = 0.5 * (64 * 4096 + 200_000) * 4 / MB
+    assert len(plan(parameters, recipes.dense(), cap)) == 2
+    by_sent = plan(parameters, recipes.acpsgd(rank=1), cap)
+    assert [slot.name for layout in by_sent for slot in layout.slots] == ["bias", "wide"]

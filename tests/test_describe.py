@@ -1,0 +1,38 @@
+"""Descriptions: equal for equal recipes, different for different ones, never an address."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from thinwire import recipes
+from thinwire.describe import describe
+from thinwire.schedule import Ramp
+
+
+def rule_maker(prefix):
+    return lambda slot: slot.name.startswith(prefix)
+
+
+def test_every_recipe_describes_itself():
+    texts = [describe(getattr(recipes, name)()) for name in recipes.names()]
+    assert len(set(texts)) == len(texts)
+    assert not any("0x" in text for text in texts)
+    assert texts == [describe(getattr(recipes, name)()) for name in recipes.names()]
+
+
+def test_any_difference_shows():
+    variants = [
+        recipes.adtopk(),
+        recipes.adtopk(density=0.02),
+        recipes.adtopk(density=lambda step: 0.02),
+        recipes.adtopk(density=lambda step: 0.03),
+        recipes.adtopk(density=Ramp(start=0.2, end=0.01, steps=9)),
+        recipes.adtopk(density=partial(pow, 0.5)),
+        recipes.adtopk(dense=rule_maker("head")),
+        recipes.adtopk(dense=rule_maker("tail")),
+        recipes.adtopk(wire="bf16"),
+    ]
+    assert len({describe(v) for v in variants}) == len(variants)
+    assert describe(recipes.adtopk(dense=rule_maker("a"))) == describe(
+        recipes.adtopk(dense=rule_maker("a"))
+    )
