@@ -34,6 +34,8 @@ class Peers:
             backend=dist.get_backend(parent),
             use_local_synchronization=True,
         )
+        self._timeout = timeout
+        self._met: dict[str, int] = {}
         self._store = dist.distributed_c10d._get_default_store()
         self._key = f"thinwire/failed/{self.group.group_name}"
         self.comm = TorchComm(self.group, self._watch)
@@ -55,6 +57,26 @@ class Peers:
         mine = torch.tensor(list(text.encode()), dtype=torch.uint8).to(self.device)
         texts = [bytes(t.tolist()).decode() for t in self.comm.all_gather(mine)]
         raise RankMismatch(_both_sides(subject, texts))
+
+    def meet(self, what: str) -> None:
+        """Wait until every rank has called this; an error if some do not within the time-out.
+
+        Through the store: a rank that went on instead is inside a collective, and another one of
+        a different size would kill its process.
+        """
+        self._met[what] = self._met.get(what, 0) + 1
+        key = f"{self._key}/{what}/{self._met[what]}"
+        here = self._store.add(key, 1)
+        deadline = time.monotonic() + self._timeout
+        while here < self.comm.size:
+            self._watch()
+            if time.monotonic() > deadline:
+                raise RankMismatch(
+                    f"only {here} of {self.comm.size} ranks called {what} within "
+                    f"{self._timeout} s; call it on every rank, between the same two steps"
+                )
+            time.sleep(0.01)
+            here = self._store.add(key, 0)
 
     def average_sparse(self, grad: Tensor) -> Tensor:
         """The mean of sparse gradients, as sparse as they are."""

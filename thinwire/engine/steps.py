@@ -73,7 +73,7 @@ class Steps:
         self.root: Root = {}
         self.order: list[list[str]] = []  # parameters a bucket, in the last step
         self._now = _Step()
-        self._agreed: set[tuple[str, int]] = set()
+        self._agreed: set[str] = set()
         self._saved: list[list[str]] = []
         self._replays_left = 0
 
@@ -101,6 +101,7 @@ class Steps:
     def load(self, state: dict[str, Any]) -> None:
         self.root = checkpoint.copied(state)
         self.number = state["step"]
+        self._agreed.clear()  # compare steps again
         self._saved = [list(names) for names in state["buckets"]]
         self._replays_left = REPLAYS
 
@@ -152,11 +153,10 @@ class Steps:
 
     def _agree(self, layout: Layout) -> None:
         """Before the first collective of a kind: does every rank mean the same bucket?"""
-        key = (layout.fingerprint, id(self.recipe))
-        if key not in self._agreed:
-            lines = [f"recipe now {type(self.recipe).__name__}", *map(slot_line, layout.slots)]
-            self._peers.agree("bucket", lines)
-            self._agreed.add(key)
+        if layout.fingerprint not in self._agreed:
+            lines = [f"step {self.number}", *map(slot_line, layout.slots)]
+            self._peers.agree("step or the bucket", lines)
+            self._agreed.add(layout.fingerprint)
 
     def _as_saved(self, arrival: Arrival) -> list[Layout]:
         """The saved grouping, if this is the one large bucket that a resumed run starts with.

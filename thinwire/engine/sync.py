@@ -71,11 +71,13 @@ class Sync:
     def pause(self) -> None:
         """Average densely from the next step on, delivering what was held back. On all ranks."""
         self._lane.wait()
+        self._peers.meet("pause()")
         self._steps.recipe = self._dense
 
     def resume(self) -> None:
         """Compress again from the next step on. On all ranks."""
         self._lane.wait()
+        self._peers.meet("resume()")
         self._steps.recipe = self.recipe
 
     def detach(self) -> None:

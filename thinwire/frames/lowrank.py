@@ -147,4 +147,5 @@ class LowRankFrame:
 def orthonormal(basis: Tensor) -> Tensor:  # (n, r) -> (n, r)
     """Orthonormal columns that span these, for huge, tiny, rank-deficient and zero columns too."""
     largest = basis.abs().max()
-    return torch.linalg.qr(basis / torch.where(largest > 0, largest, 1.0)).Q
+    q: Tensor = torch.linalg.qr(basis / torch.where(largest > 0, largest, 1.0)).Q
+    return q

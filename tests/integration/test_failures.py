@@ -1,0 +1,253 @@
+"""What goes wrong is said, on every rank, in time: nothing hangs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import thinwire
+from tests.integration.common import batch, ddp, mlp, sgd, train
+from tests.processes import Pool, once
+from thinwire import RankFailed, RankMismatch, recipes
+from thinwire.combinators import Remember
+from thinwire.reducers import Select
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+class Exploding:
+    """A selector that fails on one rank, in the fourth step."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.calls = rank, 0
+
+    def __call__(self, rows: Any, k: int, state: Any) -> Any:
+        self.calls += 1
+        if self.rank == 1 and self.calls > 40:
+            raise ArithmeticError("the selector of rank 1 gave up")
+        return rows.abs().topk(k, dim=1).indices.reshape(-1)
+
+    # what ranks compare is the class, not the count of calls
+    __slots__ = ("calls", "rank")
+
+
+def worker_fails(rank: int, world: int, mode: str) -> tuple[str, str, float]:
+    net = mlp(6)
+    optimizer = sgd(net)
+    recipe = Remember(Select(pick=Exploding(rank), density=0.1))
+    if mode == "attach":
+        model: nn.Module = ddp(net)
+        thinwire.attach(model, recipe, timeout=30.0)
+    else:
+        model = net
+        thinwire.distribute(
+            optimizer, net.named_parameters(), recipe, timeout=30.0, bucket_mb=0.005
+        )
+    train(model, optimizer, rank, 3)
+    begin = time.monotonic()
+    try:
+        for step in range(3, 10):
+            model(batch(rank, step)).pow(2).mean().backward()
+            optimizer.step()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "nothing", "", 0.0
+
+
+@pytest.mark.parametrize("mode", ["attach", "distribute"])
+def test_a_failing_worker_is_named_on_every_rank(mode: str) -> None:
+    results = once(3, worker_fails, mode)
+    kind, message, _ = results[1]
+    assert (kind, message) == ("ArithmeticError", "the selector of rank 1 gave up")
+    for rank in (0, 2):
+        kind, message, seconds = results[rank]
+        assert kind == "RankFailed", message
+        assert "rank 1 failed in step" in message
+        assert "weight" in message
+        assert "ArithmeticError: the selector of rank 1 gave up" in message
+        assert seconds < 30.0
+
+
+def worker_dies(rank: int, world: int) -> tuple[str, float]:
+    net = mlp(4)
+    model, optimizer = ddp(net), sgd(net)
+    thinwire.attach(model, recipes.topk(), timeout=10.0)
+    train(model, optimizer, rank, 2)
+    if rank == 1:
+        return "gone", 0.0
+    begin = time.monotonic()
+    try:
+        train(model, optimizer, rank, 2, start=2)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - begin
+    return "nothing", 0.0
+
+
+def test_a_missing_worker_is_waited_for_no_longer_than_the_timeout() -> None:
+    results = once(2, worker_dies, timeout=60.0)
+    assert results[1][0] == "gone"
+    assert results[0][0].startswith(("RuntimeError", "RankFailed"))
+    assert results[0][1] < 25.0
+
+
+def different_recipes(rank: int, world: int, mode: str) -> str:
+    net = mlp(2)
+    recipe = recipes.topk(density=0.02 if rank == 2 else 0.01)
+    try:
+        if mode == "attach":
+            thinwire.attach(ddp(net), recipe, timeout=20.0)
+        else:
+            thinwire.distribute(sgd(net), net.named_parameters(), recipe, timeout=20.0)
+    except RankMismatch as error:
+        return str(error)
+    return "nothing was said"
+
+
+@pytest.mark.parametrize("mode", ["attach", "distribute"])
+def test_different_recipes_are_shown_with_both_sides(pool: Pool, mode: str) -> None:
+    for message in pool.run(3, different_recipes, mode):
+        assert "ranks disagree on the recipe" in message
+        assert "rank 0:" in message
+        assert "density=0.01" in message
+        assert "rank 2:" in message
+        assert "density=0.02" in message
+
+
+def different_models(rank: int, world: int) -> str:
+    net = nn.Linear(8, 4 if rank else 5)
+    try:
+        thinwire.distribute(sgd(net), net.named_parameters(), recipes.dense(), timeout=20.0)
+    except RankMismatch as error:
+        return str(error)
+    return "nothing was said"
+
+
+def test_different_models_are_shown_with_both_sides(pool: Pool) -> None:
+    for message in pool.run(2, different_models):
+        assert "rank 0: weight (5, 8)" in message
+        assert "rank 1: weight (4, 8)" in message
+
+
+def bad_attachments(rank: int, world: int) -> dict[str, str]:
+    said: dict[str, str] = {}
+
+    def expect(label: str, call: Any) -> None:
+        try:
+            call()
+            said[label] = "nothing was said"
+        except ValueError as error:
+            said[label] = str(error)
+
+    net = mlp(2)
+    model, stranger = ddp(net), mlp(2)
+    expect("plain module", lambda: thinwire.attach(net, recipes.topk()))
+    expect("no recipe", lambda: thinwire.attach(model, "topk"))
+    expect("timeout", lambda: thinwire.attach(model, recipes.topk(), timeout=0))
+    expect("optimizer", lambda: thinwire.attach(model, recipes.topk(), optimizer=sgd(stranger)))
+    sync = thinwire.attach(model, recipes.topk())
+    expect("twice", lambda: thinwire.attach(model, recipes.topk()))
+    expect("wrong rank", lambda: sync.load_state_dict({**sync.state_dict(), "rank": 1 - rank}))
+    expect("wrong world", lambda: sync.load_state_dict({**sync.state_dict(), "world": 7}))
+    expect("version", lambda: sync.load_state_dict({"weight": 1}))
+    names = {"nowhere.weight": {}}
+    expect("stranger", lambda: sync.load_state_dict({**sync.state_dict(), "slots": names}))
+    shape = {"0.weight": {"memory": {"residual": torch.zeros(3)}}}
+    expect("shape", lambda: sync.load_state_dict({**sync.state_dict(), "slots": shape}))
+
+    hooked = ddp(mlp(2))
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    hooked.register_comm_hook(None, fp16_compress_hook)
+    expect("other hook", lambda: thinwire.attach(hooked, recipes.topk()))
+
+    frozen = mlp(2).requires_grad_(False)
+    named = list(net.named_parameters())
+    opt = sgd(net)
+    expect(
+        "frozen",
+        lambda: thinwire.distribute(sgd(frozen), frozen.named_parameters(), recipes.topk()),
+    )
+    expect(
+        "not its",
+        lambda: thinwire.distribute(sgd(stranger), net.named_parameters(), recipes.topk()),
+    )
+    expect("bucket", lambda: thinwire.distribute(opt, named, recipes.topk(), bucket_mb=0))
+    clash = [("w", p) for _, p in named]
+    expect("names", lambda: thinwire.distribute(opt, clash, recipes.topk()))
+    return said
+
+
+def test_what_cannot_work_is_refused_with_the_reason_and_the_remedy(pool: Pool) -> None:
+    said = pool.run(2, bad_attachments)[0]
+    for label, parts in {
+        "plain module": (
+            "needs a DistributedDataParallel",
+            "got Sequential",
+            "thinwire.distribute",
+        ),
+        "no recipe": ("must have reduce", "got 'topk'", "recipes.adtopk"),
+        "timeout": ("timeout must be above 0", "got 0"),
+        "optimizer": ("4 parameters that are not the model's", "build it from"),
+        "twice": ("already has a recipe", "detach()"),
+        "wrong rank": ("is rank 1's of 2, loaded by rank 0 of 2", "one state a rank"),
+        "wrong world": ("of 7", "start without it"),
+        "version": ("expected a thinwire state of version 1, got None",),
+        "stranger": ("'nowhere.weight'", "does not have"),
+        "shape": ("residual of '0.weight' has shape (3,)", "load the state"),
+        "other hook": ("already has another comm hook", "build a new"),
+        "frozen": ("no parameter that requires a gradient",),
+        "not its": ("4 parameters that are not the model's",),
+        "bucket": ("bucket_mb must be above 0, got 0",),
+        "names": ("two parameters are named 'w'",),
+    }.items():
+        for part in parts:
+            assert part in said[label], (label, said[label])
+
+
+def test_without_a_process_group() -> None:
+    net = mlp(1)
+    with pytest.raises(ValueError, match=r"call torch\.distributed.init_process_group first"):
+        thinwire.distribute(sgd(net), net.named_parameters(), recipes.topk())
+
+
+def one_rank_pauses(rank: int, world: int) -> str:
+    net = mlp(2)
+    model, optimizer = ddp(net), sgd(net)
+    sync = thinwire.attach(model, recipes.topk(), timeout=6.0)
+    train(model, optimizer, rank, 3)
+    try:
+        if rank == 0:
+            sync.pause()
+        train(model, optimizer, rank, 3)
+    except (RankFailed, RankMismatch, RuntimeError) as error:
+        return str(error)
+    return "nothing was said"
+
+
+def test_a_pause_on_one_rank_only_is_an_error_not_a_hang() -> None:
+    zero, one = once(2, one_rank_pauses, timeout=60.0)
+    assert "only 1 of 2 ranks called pause() within 6.0 s" in zero
+    assert one != "nothing was said"
+
+
+def resumed_on_one_rank(rank: int, world: int) -> str:
+    net = mlp(2)
+    model, optimizer = ddp(net), sgd(net)
+    sync = thinwire.attach(model, recipes.topk(warmup=2), timeout=6.0)
+    if rank == 1:
+        sync.load_state_dict({**sync.state_dict(), "step": 5})
+    try:
+        train(model, optimizer, rank, 1)
+    except RankMismatch as error:
+        return str(error)
+    return "nothing was said"
+
+
+def test_a_state_loaded_on_one_rank_only_is_shown(pool: Pool) -> None:
+    for message in pool.run(2, resumed_on_one_rank):
+        assert "rank 0: step 0" in message
+        assert "rank 1: step 5" in message
