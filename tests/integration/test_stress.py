@@ -64,7 +64,7 @@ def test_pytorchs_own_powersgd_hook_fails_this() -> None:
     """
     for _ in range(5):
         try:
-            digests = once(4, stock_powersgd, 200, timeout=25)
+            digests = once(4, stock_powersgd, 200, timeout=45)
         except WorkerError:
             return
         if len(set(digests)) > 1:

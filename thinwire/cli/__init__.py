@@ -1,0 +1,14 @@
+"""The command line: `thinwire demo`, `thinwire bench`. The only room that prints."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The `thinwire` command; exit codes: 0 done, 1 the work failed, 2 the call was wrong."""
+    try:
+        from thinwire.cli.app import app
+    except ModuleNotFoundError as missing:
+        sys.exit(f"thinwire: the command line needs {missing.name}: pip install 'thinwire[demo]'")
+    app()

@@ -1,0 +1,44 @@
+"""The command tree and what all commands share: how errors and Ctrl-C look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Data-parallel PyTorch training that sends little.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+
+@app.callback()
+def _commands() -> None:
+    """Data-parallel PyTorch training that sends little."""
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Bad input exits with 2, failed work with 1, Ctrl-C with 130; one message each."""
+    from thinwire.lab.workers import WorkerFailed
+
+    try:
+        yield
+    except ValueError as error:
+        errors.print(f"[red]thinwire:[/red] {error}", highlight=False)
+        raise typer.Exit(2) from None
+    except WorkerFailed as error:
+        errors.print(f"[red]thinwire:[/red] {error}", highlight=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        errors.print("[red]thinwire:[/red] interrupted; all workers have ended")
+        raise typer.Exit(130) from None
+
+
+from thinwire.cli import bench, demo  # noqa: E402, F401  (each registers its command on `app`)

@@ -1,0 +1,134 @@
+"""Worker processes on this machine, started and ended by us.
+
+`run(world, function, *args)` calls `function(rank, world, report, *args)` in `world` fresh
+processes joined by gloo over loopback, and returns their results. However it ends (return, error,
+Ctrl-C, SIGTERM, a killed parent), no process stays behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+POLL = 0.1
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised, or died; the message says which and why."""
+
+
+def run(
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    on_report: Callable[[Any], None] = lambda message: None,
+) -> list[Any]:
+    """Results in rank order; `on_report` gets what workers report, as it comes."""
+    if world < 1:
+        raise ValueError(f"at least one worker is needed, got {world}")
+    context = multiprocessing.get_context("spawn")
+    messages: multiprocessing.Queue[Any] = context.Queue()
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        store = os.path.join(folder, "store")
+        workers = [
+            context.Process(
+                target=_work,
+                args=(rank, world, store, messages, function, args),
+                daemon=True,  # multiprocessing ends daemons when this process exits
+            )
+            for rank in range(world)
+        ]
+        before = _sigterm_as_exit()
+        try:
+            for worker in workers:
+                worker.start()
+            return _collect(workers, messages, on_report)
+        finally:
+            _end(workers)
+            _restore(before)
+
+
+def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]) -> list[Any]:
+    results: dict[int, Any] = {}
+    while len(results) < len(workers):
+        try:
+            rank, kind, value = messages.get(timeout=POLL)
+        except queue.Empty:
+            dead = [rank for rank, w in enumerate(workers) if w.exitcode and rank not in results]
+            if dead:
+                code = workers[dead[0]].exitcode
+                raise WorkerFailed(f"worker {dead[0]} died with exit code {code}") from None
+            continue
+        if kind == "report":
+            on_report(value)
+        elif kind == "error":
+            raise WorkerFailed(f"worker {rank} failed:\n{value}")
+        else:
+            results[rank] = value
+    return [results[rank] for rank in range(len(workers))]
+
+
+def _end(workers: list[Any]) -> None:
+    started = [worker for worker in workers if worker.pid is not None]
+    for worker in started:
+        worker.terminate()
+    deadline = time.monotonic() + 2.0
+    for worker in started:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+def _work(
+    rank: int, world: int, store: str, messages: Any, function: Callable[..., Any], args: Any
+) -> None:
+    # Ctrl-C reaches the whole foreground group; the parent alone decides how to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        result = function(
+            rank, world, lambda message: messages.put((rank, "report", message)), *args
+        )
+        messages.put((rank, "result", result))
+        dist.barrier()  # nobody leaves while another still talks
+        dist.destroy_process_group()
+    except Exception:
+        messages.put((rank, "error", traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _sigterm_as_exit() -> Any:
+    """SIGTERM runs the same clean-up as an error does (only the main thread may ask for that)."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, lambda number, frame: _leave(number))
+
+
+def _leave(number: int) -> None:
+    raise SystemExit(128 + number)
+
+
+def _restore(before: Any) -> None:
+    if before is not None:
+        signal.signal(signal.SIGTERM, before)
