@@ -1,0 +1,167 @@
+"""The command line and the examples, run as a person would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from thinwire.lab import workers
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def run(*command: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd or ROOT, env={**os.environ, "COLUMNS": "80", **env},
+        capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+
+
+def thinwire(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(str(BIN / "thinwire"), *arguments)
+
+
+def torchrun(workers: int, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}")
+    return run(sys.executable, *launcher, *command, cwd=cwd)
+
+
+def test_demo_is_honest() -> None:
+    """The whole demo: dense converges, is not perfect, and adtopk ends within one point of it."""
+    done = thinwire("demo")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rows = dict(re.findall(r"^(\w+\(.*?\)) +([\d.]+) %", done.stdout, re.MULTILINE))
+    assert list(rows) == ["dense()", "adtopk(density=0.01)", "topk(density=0.01)", "acpsgd(rank=2)"]
+    dense = float(rows["dense()"])
+    assert 95.0 < dense < 100.0
+    assert float(rows["adtopk(density=0.01)"]) >= dense - 1.0
+    seconds = re.search(r"Done in (\d+) s", done.stdout)
+    assert seconds
+
+
+def test_demo_with_other_numbers() -> None:
+    done = thinwire("demo", "--workers", "1", "--steps", "20")
+    assert done.returncode == 0, done.stderr
+    assert "dense()" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("demo", "--worker", "2"), "No such option"),
+        (("demo", "--workers", "0"), "greater than or equal to 1"),
+        (("demo", "--workers", "two"), "parse string as an integer"),
+        (("dmeo",), "No such command"),
+        (("bench", "step", "--recipe", "topq(1)"), "unknown recipe 'topq'; known are dense"),
+        (("bench", "step", "--recipe", "topk(density=7)"), "density must be in (0, 1], got 7"),
+    ],
+)
+def test_wrong_calls_exit_with_2(arguments: tuple[str, ...], said: str) -> None:
+    done = thinwire(*arguments)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_bench_step(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    recipe = "topk(density=0.01)"
+    done = thinwire("bench", "step", "--workers", "2", "--rounds", "1", "--recipe", recipe,
+                    "--json", str(out))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())
+    assert [row["name"] for row in rows] == ["no communication", "plain DDP", recipe]
+    assert rows[2]["bytes_sent"] < rows[1]["bytes_sent"] / 20
+
+
+def children(pid: int) -> list[int]:
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listing.splitlines()]
+    below = [child for child, parent in pairs if parent == pid]
+    return below + [more for child in below for more in children(child)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
+    """Ctrl-C, a termination, even a killed parent."""
+    parent = subprocess.Popen(
+        [str(BIN / "thinwire"), "demo", "--steps", "100000"], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(children(parent.pid)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(6)  # well into training
+    started = children(parent.pid)
+    assert len(started) >= 4
+    if sent == signal.SIGINT:
+        os.killpg(parent.pid, sent)  # a terminal's Ctrl-C reaches the whole group
+    else:
+        parent.send_signal(sent)
+    _, errors = parent.communicate(timeout=30)
+    assert parent.returncode == code, errors
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in started) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not [pid for pid in started if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_ddp_example(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "ddp.py")
+    first = torchrun(2, script, "--steps", "100", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "step 100: loss" in first.stdout
+    assert "times less than dense" in first.stdout
+    again = torchrun(2, script, "--steps", "100", "--resume", "checkpoints", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "step 200: loss" in again.stdout
+
+
+def test_optimizer_mode_example(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "optimizer_mode.py")
+    done = torchrun(3, script, "--steps", "100", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "times less than dense" in done.stdout
+
+
+def fails_on_rank_one(rank: int, world: int, report: object) -> None:
+    if rank == 1:
+        raise ArithmeticError("rank one cannot count")
+
+
+def dies_on_rank_one(rank: int, world: int, report: object) -> None:
+    if rank == 1:
+        os._exit(7)
+    time.sleep(60)
+
+
+def test_local_workers_tell_what_went_wrong() -> None:
+    with pytest.raises(workers.WorkerFailed, match="rank one cannot count"):
+        workers.run(2, fails_on_rank_one)
+    with pytest.raises(workers.WorkerFailed, match="worker 1 died with exit code 7"):
+        workers.run(2, dies_on_rank_one)
+    with pytest.raises(ValueError, match="at least one worker is needed, got 0"):
+        workers.run(0, fails_on_rank_one)
