@@ -15,7 +15,7 @@ from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
 from thinwire.collectives.gather import AllGather
 from thinwire.combinators import Remember, Route, Rule, Warmup
 from thinwire.combinators import dense as _dense
-from thinwire.frames.lowrank import LowRankFrame
+from thinwire.frames.lowrank import LowRank
 from thinwire.frames.shared import Identity, SharedCoordinates
 from thinwire.layout import Slot
 from thinwire.memory import Residual
@@ -118,7 +118,7 @@ def powersgd(
     seed: int = 0,
 ) -> Reducer:
     """Vogels et al., NeurIPS 2019: low rank, both factors averaged every step."""
-    frame = LowRankFrame(rank=rank, step_passes=2, min_saving=min_saving, seed=seed)
+    frame = LowRank(rank=rank, rounds=2, min_saving=min_saving, seed=seed)
     return _with(memory, warmup, Project(frame=frame, wire=_wire(wire)))
 
 
@@ -132,7 +132,7 @@ def acpsgd(
     seed: int = 0,
 ) -> Reducer:
     """Zhang et al., ICDCS 2023: low rank, the factors averaged in turn, one all-reduce a bucket."""
-    frame = LowRankFrame(rank=rank, step_passes=1, min_saving=min_saving, seed=seed)
+    frame = LowRank(rank=rank, rounds=1, min_saving=min_saving, seed=seed)
     return _with(memory, warmup, Project(frame=frame, wire=_wire(wire)))
 
 

@@ -8,7 +8,7 @@ import torch
 from thinwire import Bucket, recipes
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
-from thinwire.frames.lowrank import LowRankFrame, orthonormal
+from thinwire.frames.lowrank import LowRank, orthonormal
 from thinwire.frames.shared import shared_seed
 from thinwire.layout import Layout
 from thinwire.reducers import Project
@@ -138,7 +138,7 @@ def test_one_all_reduce_a_bucket_for_acpsgd_two_for_powersgd():
 
 
 def test_what_would_not_shrink_rides_dense():
-    frame = LowRankFrame(rank=4, step_passes=2)
+    frame = LowRank(rank=4, rounds=2)
     layout = Layout.of(
         {"small": torch.empty(5, 5), "big": torch.empty(50, 50), "b": torch.empty(9)}
     )
@@ -148,7 +148,7 @@ def test_what_would_not_shrink_rides_dense():
 def test_bases_are_seeded_by_name():
     def basis(seed, name):
         state: dict = {}
-        recipe = Project(frame=LowRankFrame(rank=2, seed=seed))
+        recipe = Project(frame=LowRank(rank=2, seed=seed))
         bucket = Bucket.of({name: torch.ones(20, 30)}, state=state)
         return local.run(1, lambda comm: recipe.reduce(bucket, comm))[0].mean
 

@@ -137,6 +137,36 @@ def test_gradient_accumulation(pool: Pool) -> None:
         assert steps == 5
 
 
+def accumulated_static(rank: int, world: int) -> tuple[str, Tensor, Tensor]:
+    """PyTorch 2.13 fails an internal assert if a static graph accumulates in its first step."""
+    said, results = "", []
+    for attached in (False, True):
+        net = mlp(3)
+        model = ddp(net, static_graph=True)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if attached:
+            sync = thinwire.attach(model, recipes.dense())
+            try:
+                sync.no_sync()
+            except ValueError as error:
+                said = str(error)
+        for step in range(5):
+            if step > 0:
+                with sync.no_sync() if attached else model.no_sync():
+                    model(batch(rank, 10 + step)).pow(2).mean().backward()
+            model(batch(rank, step)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(weights(net))
+    return said, results[0], results[1]
+
+
+def test_gradient_accumulation_with_a_static_graph(pool: Pool) -> None:
+    for said, plain, ours in pool.run(2, accumulated_static):
+        assert "take one step without no_sync() first" in said
+        assert torch.equal(plain, ours)
+
+
 class Branches(nn.Module):
     """`left` on even ranks, `right` on odd ones, `never` on none."""
 

@@ -79,8 +79,13 @@ class _Dispatcher:
         """DDP has done so by the end of backward."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        model = self._model()
-        assert model is not None
+        model, sync = self._model(), self.sync
+        assert model is not None and sync is not None
+        if model.static_graph and sync.metrics()["steps"] == 0:
+            raise ValueError(
+                "DDP with static_graph=True cannot accumulate in its first step (an assert "
+                "of PyTorch 2.13 fails); take one step without no_sync() first"
+            )
         return model.no_sync()
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire import payload
 from thinwire.bucket import Bucket
 from thinwire.frames.shared import shared_seed
 from thinwire.layout import Layout, Slot
 from thinwire.operand import working_dtype
-from thinwire.payload import Dense, LowRank, Parts, Payload
+from thinwire.payload import Dense, Parts, Payload
 from thinwire.protocols import Pass
 
 P, Q = 0, 1  # which factor is being averaged
@@ -54,22 +55,22 @@ class _Factor:
         matrix = x[self.slot.offset : self.slot.offset + self.slot.numel].view(self.slot.matrix)
         return (matrix if self.side == P else matrix.T) @ (self.basis * self.safety)
 
-    def lift(self, factor: Tensor, entries: int) -> LowRank:
+    def lift(self, factor: Tensor, entries: int) -> payload.LowRank:
         factor = factor.view(self.shape)
         basis = self.basis / self.safety
         p, q = (factor, basis) if self.side == P else (basis, factor)
-        return LowRank(p, q, entries)
+        return payload.LowRank(p, q, entries)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRankFrame:
-    """`rank` columns a matrix, `step_passes` passes a step.
+class LowRank:
+    """`rank` columns a matrix; `rounds` 1 is ACP-SGD, 2 is PowerSGD.
 
     A matrix is factored if its factors, times `min_saving`, are smaller than itself.
     """
 
     rank: int = 4
-    step_passes: int = 1
+    rounds: int = 1
     min_saving: float = 1.0
     seed: int = 0
 
@@ -85,8 +86,8 @@ class LowRankFrame:
         scope = bucket.scope("frame")
         factored = [slot for slot in bucket.layout.slots if self._shrinks(slot)]
         riders = [slot for slot in bucket.layout.slots if slot.numel and slot not in factored]
-        for number in range(self.step_passes):
-            last = number == self.step_passes - 1
+        for number in range(self.rounds):
+            last = number == self.rounds - 1
             if not (factored or last):
                 continue
             factors = [self._factor(slot, scope.of(slot), x) for slot in factored]
@@ -96,7 +97,7 @@ class LowRankFrame:
         matrices = [slot for slot in layout.slots if self._shrinks(slot)]
         riders = sum(slot.numel for slot in layout.slots) - sum(slot.numel for slot in matrices)
         by_side = [sum(s.matrix[side] * self._rank(s) for s in matrices) for side in (P, Q)]
-        if self.step_passes == 1:
+        if self.rounds == 1:
             return [by_side[step % 2] + riders]
         return ([by_side[P]] if matrices else []) + [by_side[Q] + riders]
 
@@ -109,7 +110,7 @@ class LowRankFrame:
             pieces = coefficients.split(widths)
             items: list[tuple[int, Payload]] = []
             for factor, piece in zip(factors, pieces, strict=False):
-                entries = piece.numel() + (factor.basis.numel() if self.step_passes > 1 else 0)
+                entries = piece.numel() + (factor.basis.numel() if self.rounds > 1 else 0)
                 items.append((factor.slot.offset, factor.lift(piece, entries)))
             for slot, piece in zip(riders, pieces[len(factors) :], strict=True):
                 items.append((slot.offset, Dense(piece)))
@@ -140,7 +141,7 @@ class LowRankFrame:
         n, m = slot.matrix
         if len(slot.shape) < 2 or slot.numel == 0:
             return False
-        sent = self._rank(slot) * (n + m) / (2 if self.step_passes == 1 else 1)
+        sent = self._rank(slot) * (n + m) / (2 if self.rounds == 1 else 1)
         return sent * self.min_saving < slot.numel
 
 
