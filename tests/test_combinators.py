@@ -10,6 +10,7 @@ import torch
 from thinwire import Bucket, recipes
 from thinwire.combinators import Alternate, Remember, Route, Warmup, Watch, dense
 from thinwire.comm import local
+from thinwire.comm.metered import Metered
 from thinwire.reducers import Select
 from thinwire.selectors.topk import topk
 
@@ -120,6 +121,20 @@ def test_watch_sees_everything_and_changes_nothing():
     for (grad, x, sent), step in zip(seen, (0, 2, 4), strict=True):
         assert torch.equal(grad, flat(0, step))
         assert torch.equal(sent[sent != 0], x[sent != 0])
+
+    def talks(grad, x, reduced, comm):
+        comm.all_reduce(torch.ones(1000))
+
+    meters = []
+
+    def worker(comm):
+        meter = Metered(comm)
+        recipe = Remember(Watch(inner=inner, probe=talks))
+        recipe.reduce(Bucket.of(grads(comm.rank, 0), state={}), meter)
+        meters.append((meter.traffic, recipe.traffic(_layout(), 2)))
+
+    local.run(2, worker)
+    assert all(metered == priced for metered, priced in meters), "a probe's bytes do not count"
     with pytest.raises(ValueError, match="every must be at least 1"):
         Watch(inner=inner, probe=probe, every=0)
 

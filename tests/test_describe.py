@@ -36,3 +36,13 @@ def test_any_difference_shows():
     assert describe(recipes.adtopk(dense=rule_maker("a"))) == describe(
         recipes.adtopk(dense=rule_maker("a"))
     )
+
+
+def test_foreign_and_circular_things_have_an_end():
+    def again(slot):
+        return again(slot)
+
+    class Foreign:
+        pass
+
+    assert "0x" not in describe([again, Foreign(), {"b": 1, 3: None}])

@@ -59,10 +59,8 @@ class Bucket:
         """The values to reduce, evaluated at this bucket's slots."""
         if isinstance(self.flat, Tensor):
             return self.flat
-        if self.layout.runs == ((0, self.layout.numel),):
-            return self.flat.take()
         for start, stop in self.layout.runs:
-            self.flat[start:stop].take()
+            self.flat.take_run(start, stop)
         return self.flat.residual
 
     @property

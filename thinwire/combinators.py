@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.bucket import Bucket
+from thinwire.comm.metered import unmetered
+from thinwire.describe import describe
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
 from thinwire.operand import Sum
-from thinwire.payload import Dense, Parts, Payload, nothing
+from thinwire.payload import Parts, Payload, Without, nothing
 from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
 from thinwire.reducers import Project
 
@@ -29,6 +32,18 @@ Rule = Callable[[Slot], bool]
 def dense() -> Reducer:
     """Plain averaging, what every combinator falls back to."""
     return Project(frame=Identity())
+
+
+def dense_form(recipe: Reducer) -> Reducer:
+    """The same memories around plain averaging: what delivers every residual at once."""
+    if isinstance(recipe, Remember):
+        return replace(recipe, inner=dense())
+    if isinstance(recipe, Route):
+        return replace(recipe, yes=dense_form(recipe.yes), no=dense_form(recipe.no))
+    if isinstance(recipe, Alternate):
+        first, second = dense_form(recipe.first), dense_form(recipe.second)
+        return replace(recipe, first=first, second=second)
+    return dense()
 
 
 @dataclass(frozen=True)
@@ -50,11 +65,12 @@ class Remember:
         reduced = self.inner.reduce(replace(bucket, flat=folded), comm)
         if not reduced.finite:  # sent = 0: the residual is x, non-finite entries left out
             return replace(reduced, undo=None)
+        if bucket.scale != 1.0 and not kernels.finite(reduced.mean.mul_(bucket.scale)):
+            return Reduced(mean=reduced.mean, sent=nothing(bucket.layout.numel), finite=False)
         reduced = _without_unused(reduced, bucket.layout)
         x = folded.residual
         self.memory.keep(x, reduced.sent, state)
-        mean = reduced.mean if bucket.scale == 1.0 else reduced.mean.mul_(bucket.scale)
-        return replace(reduced, mean=mean, undo=partial(_put_back, reduced.sent, x))
+        return replace(reduced, undo=partial(_put_back, reduced.sent, x))
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.inner.traffic(layout, world, step)
@@ -138,6 +154,9 @@ class Route:
         parts = [r.traffic(b.layout, world, step) for _, b, r in self._children(ghost)]
         return sum(parts, Traffic())
 
+    def __repr__(self) -> str:
+        return describe(self)
+
     def _children(self, bucket: Bucket) -> list[tuple[str, Bucket, Reducer]]:
         slots = bucket.layout.slots
         yes = tuple(slot for slot in slots if self.rule(slot))
@@ -150,7 +169,8 @@ class Route:
 class Watch:
     """Looks on: `probe(grad, x, reduced, comm)` on all ranks, every `every` steps.
 
-    It sits directly inside `Remember`, where x is the gradient plus the residual.
+    It sits directly inside `Remember`, where x is the gradient plus the residual. What a probe
+    itself sends is not counted.
     """
 
     inner: Reducer
@@ -168,8 +188,11 @@ class Watch:
         grad = (flat.grad if isinstance(flat, Sum) else flat).clone()
         x = bucket.take().clone()
         reduced = self.inner.reduce(bucket, comm)
-        self.probe(grad, x, reduced, comm)
+        self.probe(grad, x, reduced, unmetered(comm))
         return reduced
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.inner.traffic(layout, world, step)
@@ -188,10 +211,8 @@ def _without_unused(reduced: Reduced, layout: Layout) -> Reduced:
     """Nothing is sent for parameters that no rank used: DDP would throw their mean away."""
     if not reduced.unused:
         return reduced
-    sent = reduced.sent.add_into(torch.zeros_like(reduced.mean))
-    for slot in layout.slots:
-        if slot.name in reduced.unused:
-            cut = slice(slot.offset, slot.offset + slot.numel)
-            sent[cut] = 0.0
-            reduced.mean[cut] = 0.0
-    return replace(reduced, sent=Dense(sent))
+    gone = [slot for slot in layout.slots if slot.name in reduced.unused]
+    gaps = tuple((slot.offset, slot.offset + slot.numel) for slot in gone)
+    for start, stop in gaps:
+        reduced.mean[start:stop] = 0.0
+    return replace(reduced, sent=Without(reduced.sent, gaps))

@@ -7,38 +7,43 @@ whose descriptions differ would disagree in mid-training, so the engine compares
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import types
+from functools import partial
 from typing import Any
 
+DEEPEST = 12
 
-def describe(thing: Any) -> str:
-    """What this part is, with everything it is made of."""
+
+def describe(thing: Any, depth: int = 0) -> str:
+    """What this part is, with everything it is made of; of foreign objects only the type."""
+    inside = partial(describe, depth=depth + 1)
+    if depth > DEEPEST:  # a function that refers to itself
+        return "..."
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = (f"{f.name}={describe(getattr(thing, f.name))}" for f in dataclasses.fields(thing))
+        fields = (f"{f.name}={inside(getattr(thing, f.name))}" for f in dataclasses.fields(thing))
         return f"{type(thing).__name__}({', '.join(fields)})"
-    if isinstance(thing, functools.partial):
-        inside = ", ".join(describe(part) for part in (thing.func, thing.args, thing.keywords))
-        return f"partial({inside})"
+    if isinstance(thing, partial):
+        return f"partial({inside(thing.func)}, {inside(thing.args)}, {inside(thing.keywords)})"
     if isinstance(thing, types.MethodType):
-        return f"{describe(thing.__self__)}.{thing.__func__.__name__}"
+        return f"{inside(thing.__self__)}.{thing.__func__.__name__}"
     if isinstance(thing, types.FunctionType):
-        return f"{thing.__module__}.{thing.__qualname__}#{_digest(thing)}"
+        return f"{thing.__module__}.{thing.__qualname__}#{_digest(thing, depth)}"
     if isinstance(thing, tuple | list):
-        return f"({', '.join(describe(item) for item in thing)})"
+        return f"({', '.join(map(inside, thing))})"
     if isinstance(thing, dict):
-        return f"{{{', '.join(f'{key!r}: {describe(thing[key])}' for key in sorted(thing))}}}"
+        return f"{{{', '.join(f'{key!r}: {inside(value)}' for key, value in thing.items())}}}"
+    if isinstance(thing, set | frozenset):  # their order differs from process to process
+        return f"{{{', '.join(sorted(map(inside, thing)))}}}"
     if isinstance(thing, str | int | float | bool | None):
         return repr(thing)
-    kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
-    return kind if not hasattr(thing, "__dict__") else f"{kind}{describe(vars(thing))}"
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _digest(function: types.FunctionType) -> str:
+def _digest(function: types.FunctionType, depth: int) -> str:
     cells = [_content(cell) for cell in function.__closure__ or ()]
-    text = f"{_code(function.__code__)}{describe(function.__defaults__)}{describe(cells)}"
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    around = describe((function.__defaults__, function.__kwdefaults__, cells), depth + 1)
+    return hashlib.sha256(f"{_code(function.__code__)}{around}".encode()).hexdigest()[:8]
 
 
 def _content(cell: Any) -> Any:
@@ -50,5 +55,5 @@ def _content(cell: Any) -> Any:
 
 def _code(code: types.CodeType) -> str:
     """Code without line numbers and file names: the same source on another machine is the same."""
-    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    constants = [_code(c) if isinstance(c, types.CodeType) else describe(c) for c in code.co_consts]
     return f"{code.co_code.hex()}{constants}{code.co_names}{code.co_varnames}"

@@ -22,7 +22,12 @@ class Sum:
         self.residual, self.grad, self.alpha = residual, grad, alpha
         self.root = root or self
         self.finite = True
-        self.pending: bool = root.pending if root else True
+        self.taken: list[tuple[int, int]] = []  # runs of the root that are added already
+        self.pending = not any(start <= self._start < stop for start, stop in self.root.taken)
+
+    @property
+    def _start(self) -> int:
+        return self.residual.storage_offset() - self.root.residual.storage_offset()
 
     def __getitem__(self, cut: slice) -> Sum:
         return Sum(self.residual[cut], self.grad[cut], self.alpha, self.root)
@@ -34,6 +39,12 @@ class Sum:
     @property
     def shape(self) -> torch.Size:
         return self.residual.shape
+
+    def take_run(self, start: int, stop: int) -> Tensor:
+        """Add a stretch now; slices within it made later know that it is done."""
+        taken = self[start:stop].take()
+        self.root.taken.append((start, stop))
+        return taken
 
     def take(self) -> Tensor:
         if self.pending:

@@ -95,6 +95,29 @@ class Parts:
         return out
 
 
+@dataclass(frozen=True)
+class Without:
+    """A payload that leaves some stretches of the buffer alone."""
+
+    inner: Payload
+    gaps: tuple[tuple[int, int], ...]
+
+    @property
+    def numel(self) -> int:
+        return self.inner.numel
+
+    @property
+    def entries(self) -> int:
+        return self.inner.entries
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        before = [out[start:stop].clone() for start, stop in self.gaps]
+        self.inner.add_into(out, alpha)
+        for (start, stop), kept in zip(self.gaps, before, strict=True):
+            out[start:stop] = kept
+        return out
+
+
 def nothing(numel: int) -> Parts:
     """The payload that adds nothing."""
     return Parts((), numel)

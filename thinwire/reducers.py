@@ -15,6 +15,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket, Piece, View, by_layer
 from thinwire.collectives.gather import AllGather
+from thinwire.describe import describe
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Payload, Sparse, nothing
@@ -44,7 +45,7 @@ class Project:
                 coefficients = torch.full_like(coefficients, float("nan"))
             mean, mine = link.all_reduce(coefficients)
             if not kernels.finite(mean):
-                return _aborted(_written(step.lift(mean), bucket))
+                return _aborted(_written(step.lift(mean), bucket), _unused(bucket, link))
             step.learn(mean)
         assert mean is not None and mine is not None, "a frame has at least one pass"
         written = _written(step.lift(mean), bucket)
@@ -78,7 +79,7 @@ class Select:
         total, share = self.collective.sum(mine, k, bucket.step, link, state)
         mean = total.add_into(bucket.blank(), alpha=1.0 / comm.size)
         if not kernels.finite(total.values):
-            return _aborted(mean)
+            return _aborted(mean, _unused(bucket, link))
         return Reduced(mean=mean, sent=share, unused=_unused(bucket, link))
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
@@ -87,6 +88,9 @@ class Select:
         pieces = self.over(ghost, at(self.density, step))
         k = sum(piece.k * piece.rows.shape[0] for piece in pieces)
         return self.collective.traffic(k, layout.size, world, self.wire)
+
+    def __repr__(self) -> str:
+        return describe(self)
 
     def _mine(self, bucket: Bucket, density: float) -> tuple[Sparse, int]:
         """What this rank offers, and how many entries everybody is expected to offer."""
@@ -102,7 +106,9 @@ class Select:
         indices = torch.cat([none, *chosen])
         values = x[indices].to(working_dtype(x.dtype))
         if not bucket.finite:  # poison the sum, so that every rank learns of it
-            values = torch.full_like(values, float("nan"))
+            if not indices.numel():  # a selector that chose nothing still has to tell
+                indices = indices.new_tensor([bucket.layout.runs[0][0]])
+            values = values.new_full((indices.numel(),), float("nan"))
         return Sparse(indices, values, bucket.layout.numel), k
 
     def _picked(self, piece: Piece, scope: Any) -> Tensor:
@@ -135,9 +141,9 @@ def _unused(bucket: Bucket, link: Link) -> tuple[str, ...]:
     return tuple(slot.name for slot, used in slots if not used)
 
 
-def _aborted(mean: Tensor) -> Reduced:
+def _aborted(mean: Tensor, unused: tuple[str, ...]) -> Reduced:
     """A step that some rank could not take: its mean is passed on for GradScaler to see."""
-    return Reduced(mean=mean, sent=nothing(mean.numel()), finite=False)
+    return Reduced(mean=mean, sent=nothing(mean.numel()), finite=False, unused=unused)
 
 
 def _written(payload: Payload, bucket: Bucket) -> Tensor:

@@ -351,3 +351,42 @@ def grown(rank: int, world: int) -> str:
 
 def test_parameters_added_later_are_refused(pool: Pool) -> None:
     assert "6 parameters now, 4 when" in pool.run(2, grown)[0]
+
+
+class Fragile(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fail: bool) -> Tensor:
+        ctx.fail = fail
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        if ctx.fail:
+            raise ArithmeticError("this backward breaks off")
+        return grads[0], None
+
+
+def cut_short(rank: int, world: int) -> tuple[Tensor, Tensor]:
+    """A backward that dies half-way on all ranks and is caught: the next one works, nothing is lost."""
+    net = mlp(6)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sync = distributed(net, optimizer, recipes.topk(density=0.1))
+    for step in range(6):
+        for fail in (True, False) if step == 3 else (False,):
+            x = net[:6](batch(rank, step))
+            loss = net[6:](Fragile.apply(x, fail)).pow(2).mean()
+            try:
+                loss.backward()
+            except ArithmeticError:
+                optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sync.metrics()["steps"] == 6
+    return weights(net), sum(
+        s["memory"]["residual"].abs().sum() for s in sync.state_dict()["slots"].values()
+    )
+
+
+def test_a_backward_that_breaks_off(pool: Pool) -> None:
+    results = pool.run(2, cut_short)
+    same_everywhere([w for w, _ in results])

@@ -74,6 +74,11 @@ class Metered:
             self.seconds += time.perf_counter() - begin
 
 
+def unmetered(comm: Comm) -> Comm:
+    """The comm under the meter, for what must not be counted."""
+    return comm._comm if isinstance(comm, Metered) else comm
+
+
 def nbytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 

@@ -22,12 +22,12 @@ class TorchComm:
     """Six verbs over one process group; `watch` raises if another rank reported a failure."""
 
     def __init__(self, group: dist.ProcessGroup, watch: Callable[[], None] | None = None) -> None:
-        self.group, self._watch = group, watch
+        self.group, self._watch = group, watch or _nothing_to_see
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if x.numel() and self.size > 1:
-            self._finish(dist.all_reduce(x, group=self.group, async_op=True), x)
+            self.finish(dist.all_reduce(x, group=self.group, async_op=True), x)
         return x
 
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
@@ -40,7 +40,7 @@ class TorchComm:
             return [x.new_empty(0) for _ in sizes]
         padded = x if x.numel() == room else torch.cat([x, x.new_zeros(room - x.numel())])
         out = x.new_empty(self.size * room)
-        self._finish(_gather_single(out, padded, group=self.group, async_op=True), x)
+        self.finish(_gather_single(out, padded, group=self.group, async_op=True), x)
         return [out[r * room : r * room + n] for r, n in enumerate(sizes)]
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
@@ -50,13 +50,13 @@ class TorchComm:
         if sizes is None:
             asked = torch.tensor(counts, device=xs[0].device)
             told = torch.empty_like(asked)
-            self._finish(dist.all_to_all_single(told, asked, group=self.group, async_op=True), told)
+            self.finish(dist.all_to_all_single(told, asked, group=self.group, async_op=True), told)
             sizes = told.tolist()
         out = xs[0].new_empty(sum(sizes))
         work = dist.all_to_all_single(
             out, torch.cat(list(xs)), list(sizes), counts, group=self.group, async_op=True
         )
-        self._finish(work, out)
+        self.finish(work, out)
         return list(out.split(list(sizes)))
 
     def exchange(
@@ -75,7 +75,7 @@ class TorchComm:
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         if x.numel() and self.size > 1:
             work = dist.broadcast(x, group=self.group, group_src=root, async_op=True)
-            self._finish(work, x)
+            self.finish(work, x)
         return x
 
     def barrier(self) -> None:
@@ -85,7 +85,7 @@ class TorchComm:
     def _sizes(self, x: Tensor) -> list[int]:
         mine = torch.tensor([x.numel()], device=x.device)
         told = mine.new_empty(self.size)
-        self._finish(_gather_single(told, mine, group=self.group, async_op=True), told)
+        self.finish(_gather_single(told, mine, group=self.group, async_op=True), told)
         return [int(n) for n in told.tolist()]
 
     def _swap(self, x: Tensor, to: int | None, out: Tensor, source: int | None) -> None:
@@ -95,9 +95,11 @@ class TorchComm:
         if source is not None and out.numel():
             works.append(dist.irecv(out, group=self.group, group_src=source))
         for work in works:
-            self._finish(work, x)
+            assert work is not None
+            work.wait()  # gloo gives up a message whose wait times out: no peeking here
 
-    def _finish(self, work: dist.Work | None, x: Tensor) -> None:
+    def finish(self, work: dist.Work | None, x: Tensor) -> None:
+        """Wait for a collective, with an eye on failures elsewhere."""
         assert work is not None
         if x.device.type != "cpu":  # streams: waiting here would block the host for nothing
             work.wait()
@@ -107,7 +109,12 @@ class TorchComm:
                 work.wait(_PEEK)
                 return
             except RuntimeError:
-                if self._watch is not None:
+                if work.is_completed():  # it failed, or ended just now
                     self._watch()
-                if work.is_completed():
-                    raise
+                    work.wait()
+                    return
+                self._watch()
+
+
+def _nothing_to_see() -> None:
+    """No other rank reports failures to this comm."""

@@ -45,10 +45,14 @@ class Lane:
         self._jobs.put((work, fallback, future, ready))
         return future
 
-    def wait(self) -> None:
-        """Until every job given so far is done; raises the first error."""
+    def settle(self) -> None:
+        """Until every job given so far is done, or given up."""
         with self._change:
             self._change.wait_for(lambda: self._open == 0)
+
+    def wait(self) -> None:
+        """The same; raises the first error."""
+        self.settle()
         if self.error is not None:
             raise self.error
 

@@ -85,7 +85,7 @@ class _Hooks:
         self._sparse: list[str] = []
         self._next = 0
         self._accumulating = False
-        self._open = False  # between the first gradient of a backward and its end
+        self._backward: int | None = None  # the one under way, from its first gradient to its end
         self._synchronized = False
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(partial(self._ready, name))
@@ -116,8 +116,10 @@ class _Hooks:
         self._synchronized = False
         if self._accumulating:
             return
-        if not self._open:
+        backward = torch._C._current_graph_task_id()
+        if self._backward != backward:  # also after one that was cut short by an exception
             self._begin()
+            self._backward = backward
             # Runs at the end of this backward; errors of the lane surface there, as themselves.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         if self._plan is None or name in self._sparse:
@@ -133,13 +135,13 @@ class _Hooks:
             self._send(self._plan[self._next])
 
     def _begin(self) -> None:
-        self._open, self._next = True, 0
+        self._next = 0
         for packed in self._plan or []:
             packed.missing = {slot.name for slot in packed.layout.slots}
 
     def _finish(self) -> None:
         """Send what is still here, wait for everything, leave averages in every `p.grad`."""
-        self._open = False
+        self._backward = None
         if self._plan is None:
             self._look_around()
         assert self._plan is not None

@@ -67,14 +67,17 @@ class Peers:
         self._met[what] = self._met.get(what, 0) + 1
         key = f"{self._key}/{what}/{self._met[what]}"
         here = self._store.add(key, 1)
-        deadline = time.monotonic() + self._timeout
+        patience = 0.8 * self._timeout  # less than that of a collective another rank waits in
+        deadline = time.monotonic() + patience
         while here < self.comm.size:
             self._watch()
             if time.monotonic() > deadline:
-                raise RankMismatch(
+                missing = RankMismatch(
                     f"only {here} of {self.comm.size} ranks called {what} within "
-                    f"{self._timeout} s; call it on every rank, between the same two steps"
+                    f"{patience:.1f} s; call it on every rank, between the same two steps"
                 )
+                self.report(missing, f"in {what}")
+                raise missing
             time.sleep(0.01)
             here = self._store.add(key, 0)
 
@@ -82,7 +85,7 @@ class Peers:
         """The mean of sparse gradients, as sparse as they are."""
         total = (grad / self.comm.size).coalesce()
         if self.comm.size > 1:
-            dist.all_reduce(total, group=self.group)
+            self.comm.finish(dist.all_reduce(total, group=self.group, async_op=True), total)
         return total.coalesce()
 
     def report(self, error: BaseException, doing: str) -> None:

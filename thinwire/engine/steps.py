@@ -8,6 +8,7 @@ that is thrown away, and every rank knows, because the mean it sees is not finit
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from thinwire.comm.metered import Metered, all_reduced, nbytes
 from thinwire.engine import checkpoint
 from thinwire.engine.peers import Peers
 from thinwire.layout import Layout, Slot
-from thinwire.payload import nothing
 from thinwire.protocols import Reduced, Reducer
 from thinwire.state import Draft, Root, merge
 
@@ -58,7 +58,8 @@ class _Step:
     """What must be kept or undone together."""
 
     draft: Draft = field(default_factory=dict)
-    done: list[Reduced] = field(default_factory=list)
+    finite: bool = True
+    undos: list[Callable[[], None]] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
 
 
@@ -80,7 +81,7 @@ class Steps:
     def reduce(self, arrival: Arrival) -> Reduced:
         """One bucket, blocking; the last one of a step closes it."""
         if arrival.first:
-            self._roll_back()  # a backward that was cut short left a step half done
+            self.roll_back()  # a backward that was cut short left a step half done
         layouts = self._as_saved(arrival) if self._saved else []
         reduced = self._regrouped(arrival, layouts) if layouts else self._one(arrival)
         if arrival.last:
@@ -90,10 +91,10 @@ class Steps:
     def reduce_sparse(self, grad: Tensor, *, first: bool, last: bool) -> Tensor:
         """A gradient that is sparse already: averaged as it is, part of the step all the same."""
         if first:
-            self._roll_back()
+            self.roll_back()
         mean = self._peers.average_sparse(grad)
         finite = kernels.finite(mean.values())
-        self._now.done.append(Reduced(mean=mean, sent=nothing(0), finite=finite))
+        self._now.finite &= finite
         if last:
             self._close()
         return mean
@@ -121,7 +122,9 @@ class Steps:
         with torch.profiler.record_function("thinwire::reduce"), torch.no_grad():
             reduced = self.recipe.reduce(bucket, self.comm)
         self._count(arrival, reduced, begin, self.comm.seconds - waited)
-        self._now.done.append(reduced)
+        self._now.finite &= reduced.finite
+        if reduced.undo is not None:
+            self._now.undos.append(reduced.undo)
         self._now.layouts.append(arrival.layout)
         return reduced
 
@@ -135,7 +138,7 @@ class Steps:
         self.meter.numel += arrival.layout.size
 
     def _close(self) -> None:
-        if all(reduced.finite for reduced in self._now.done):
+        if self._now.finite:
             merge(self.root, self._now.draft)
             self.order = [[s.name for s in layout.slots] for layout in self._now.layouts]
             self.number += 1
@@ -143,12 +146,12 @@ class Steps:
             self._now = _Step()
         else:
             self.meter.skipped += 1
-            self._roll_back()
+            self.roll_back()
 
-    def _roll_back(self) -> None:
-        for reduced in self._now.done:
-            if reduced.undo is not None:
-                reduced.undo()
+    def roll_back(self) -> None:
+        """Undo what a step has done so far."""
+        for undo in self._now.undos:
+            undo()
         self._now = _Step()
 
     def _agree(self, layout: Layout) -> None:

@@ -10,14 +10,13 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.combinators import Remember, dense
+from thinwire.combinators import dense_form
 from thinwire.describe import describe
 from thinwire.engine import checkpoint
 from thinwire.engine.lane import Lane
@@ -44,7 +43,7 @@ class Sync:
         self, recipe: Reducer, slots: list[Slot], peers: Peers, scaler: Any, tracks_unused: bool
     ) -> None:
         self.recipe = recipe
-        self._dense = replace(recipe, inner=dense()) if isinstance(recipe, Remember) else dense()
+        self._dense = dense_form(recipe)
         self._peers, self._scaler = peers, scaler
         self._slots = {slot.name: slot for slot in slots}
         self._scale = 1.0
@@ -82,7 +81,7 @@ class Sync:
 
     def detach(self) -> None:
         """Leave the training loop as it was. To deliver the residual, pause for one step before."""
-        self._lane.wait()
+        self._lane.settle()
         self._plugged().unplug()
         self._socket = None
         self._lane.close()
@@ -105,8 +104,12 @@ class Sync:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: plain tensors and numbers. Save it on every rank."""
-        self._lane.wait()
+        """This rank's state after its last whole step: plain tensors and numbers.
+
+        Save it on every rank. It can be had after a failure too.
+        """
+        self._lane.settle()
+        self._steps.roll_back()
         return {
             "version": checkpoint.VERSION,
             "recipe": describe(self.recipe),
@@ -118,10 +121,11 @@ class Sync:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of the same rank in a world of the same size."""
+        """Go on from `state_dict()` of the same rank in a world of the same size. On all ranks."""
         self._lane.wait()
         comm = self._peers.comm
         checkpoint.check(state, describe(self.recipe), comm.rank, comm.size, self._slots)
+        self._peers.meet("load_state_dict()")
         self._steps.load(state)
 
     # What sockets call: the rest of the file.
@@ -133,9 +137,7 @@ class Sync:
         self, arrival: Arrival, then: Callable[[Reduced], None] | None = None
     ) -> Future[Tensor]:
         """Reduce a bucket on the lane; `then` runs there with the result."""
-        if arrival.first and self._scaled():
-            self._scale = float(self._scaler.get_scale())
-        arrival.scale = self._scale
+        arrival.scale = self._scale_now(arrival.first)
 
         def work() -> Tensor:
             reduced = self._steps.reduce(arrival)
@@ -156,6 +158,7 @@ class Sync:
         then: Callable[[Tensor], None] | None = None,
     ) -> Future[Tensor]:
         """Average a sparse gradient as it is, in its turn among the buckets."""
+        self._scale_now(first)
 
         def work() -> Tensor:
             mean = self._steps.reduce_sparse(grad, first=first, last=last)
@@ -181,6 +184,12 @@ class Sync:
             shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             self._peers.report(error, f"in step {self._steps.number}, bucket of {shown}")
             raise
+
+    def _scale_now(self, first: bool) -> float:
+        """The loss scale of this step, read once, with its first bucket."""
+        if first and self._scaled():
+            self._scale = float(self._scaler.get_scale())
+        return self._scale
 
     def _scaled(self) -> bool:
         return self._scaler is not None and bool(self._scaler.is_enabled())

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.bucket import Bucket, budget
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, working_dtype
@@ -35,6 +36,7 @@ class Identity:
             yield Pass(coefficients=mine, lift=Dense, learn=_nothing_to_learn)
             return
         mine = torch.cat([x[start:stop] for start, stop in layout.runs] or [x[:0]])
+        mine = mine.to(working_dtype(x.dtype))
         yield Pass(coefficients=mine, lift=lambda c: _at_runs(c, layout), learn=_nothing_to_learn)
 
     def sizes(self, layout: Layout, step: int) -> list[int]:
@@ -58,8 +60,11 @@ class SharedCoordinates:
     def passes(self, bucket: Bucket) -> Iterator[Pass]:
         x = bucket.take()
         indices = torch.cat([torch.empty(0, dtype=torch.int64), *self._drawn(bucket)]).to(x.device)
+        mine = x[indices].to(working_dtype(x.dtype))
+        if isinstance(bucket.flat, Tensor) and not kernels.finite(x):
+            mine.fill_(float("nan"))  # nobody may miss it because it was not drawn
         yield Pass(
-            coefficients=x[indices].to(working_dtype(x.dtype)),
+            coefficients=mine,
             lift=lambda values: Sparse(indices, values, x.numel()),
             learn=_nothing_to_learn,
         )

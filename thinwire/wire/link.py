@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.comm.metered import all_reduced, gathered
+from thinwire.operand import working_dtype
 from thinwire.payload import Sparse
 from thinwire.protocols import Comm, Traffic
 from thinwire.wire import Wire
@@ -65,6 +66,7 @@ class Link:
         P x (re-encoded mean - exact mean), so that the shares still add up to the mean.
         """
         codec, world = self.wire.values, self.comm.size
+        x = x.to(working_dtype(x.dtype))
         chunk = -(-x.numel() // world)
         padded = torch.cat([x, x.new_zeros(chunk * world - x.numel())])
         sent = [codec.encode(part) for part in padded.split(chunk)] if chunk else []
