@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 from thinwire import recipes
@@ -46,3 +49,28 @@ def test_foreign_and_circular_things_have_an_end():
         pass
 
     assert "0x" not in describe([again, Foreign(), {"b": 1, 3: None}])
+
+
+def test_sets_describe_alike_in_every_process():
+    """String hashes differ from process to process, and so does the order of a set."""
+    code = (
+        "from thinwire.describe import describe; from thinwire import recipes; "
+        "print(describe(recipes.adtopk(dense=eval(\"lambda s: s.name in {'a', 'bb', 'ccc'}\"))))"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(said) == 1
+    assert "StaysDense" in said.pop()
+
+
+def test_repr_is_the_configuration():
+    text = repr(recipes.adtopk(density=0.02))
+    assert "density=0.02" in text
+    assert "0x" not in text

@@ -27,7 +27,7 @@ class Sum:
 
     @property
     def _start(self) -> int:
-        return self.residual.storage_offset() - self.root.residual.storage_offset()
+        return int(self.residual.storage_offset() - self.root.residual.storage_offset())
 
     def __getitem__(self, cut: slice) -> Sum:
         return Sum(self.residual[cut], self.grad[cut], self.alpha, self.root)

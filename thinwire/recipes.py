@@ -10,14 +10,17 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
+import torch
+
+from thinwire.bucket import Bucket, View, by_dim0, by_dim1, by_layer, by_longer, by_row
 from thinwire.collectives.gather import AllGather
 from thinwire.combinators import Remember, Route, Rule, Warmup
 from thinwire.combinators import dense as _dense
 from thinwire.frames.lowrank import LowRank
 from thinwire.frames.shared import Identity, SharedCoordinates
-from thinwire.layout import Slot
+from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
 from thinwire.protocols import Collective, Memory, Reducer
 from thinwire.reducers import Project, Select
@@ -70,7 +73,7 @@ def topk(
         pick=_topk,
         over=by_layer,
         density=density,
-        collective=collective or AllGather(),
+        collective=_collective(collective),
         wire=_wire(wire),
     )
     return _with(memory, warmup, select)
@@ -79,6 +82,24 @@ def topk(
 def vectors(slot: Slot) -> bool:
     """ADTopk's rule for what stays dense: biases and norms, anything with one entry a row."""
     return len(slot.shape) <= 1 or slot.numel == slot.shape[0]
+
+
+@dataclass(frozen=True)
+class StaysDense:
+    """The caller's rule, and whatever would be sent whole anyway: dense needs no indices for it."""
+
+    rule: Rule
+    over: View
+    density: Number
+
+    def __call__(self, slot: Slot) -> bool:
+        return self.rule(slot) or (not callable(self.density) and self._whole(self.density, slot))
+
+    def _whole(self, density: float, slot: Slot) -> bool:
+        flat = torch.empty(slot.offset + slot.numel, device="meta")
+        layout = Layout((slot,), flat.numel())
+        pieces = self.over(Bucket(flat=flat, layout=layout, state={}), density)
+        return all(piece.k == piece.rows.shape[1] for piece in pieces)
 
 
 def adtopk(
@@ -96,16 +117,20 @@ def adtopk(
     `rows` says what a row is: "matrix" (output channel x rest), "dim1" (as published code does),
     "longer", "dim0". Parameters for which `dense` holds are averaged whole; None compresses all.
     """
-    if isinstance(rows, str) and rows not in ROWS:
-        raise ValueError(f"rows must be one of {', '.join(ROWS)}, got {rows!r}")
+    over = ROWS.get(rows) if isinstance(rows, str) else rows
+    if over is None or not callable(over):
+        raise ValueError(f"rows must be one of {', '.join(ROWS)} (or a view), got {rows!r}")
+    if not (dense is None or callable(dense)):
+        raise ValueError(f"dense must be a rule (slot -> bool) or None, got {dense!r}")
     select = Select(
         pick=_topk,
-        over=ROWS[rows] if isinstance(rows, str) else rows,
+        over=over,
         density=density,
-        collective=collective or AllGather(),
+        collective=_collective(collective),
         wire=_wire(wire),
     )
-    return _with(memory, warmup, select if dense is None else Route(dense, _dense(), select))
+    rule = None if dense is None else StaysDense(dense, over, density)
+    return _with(memory, warmup, select if rule is None else Route(rule, _dense(), select))
 
 
 def powersgd(
@@ -184,6 +209,12 @@ def _is_recipe(name: str, function: Callable[..., object]) -> bool:
     return here and inspect.signature(function).return_annotation == "Reducer" and name != "parse"
 
 
+def _collective(collective: Collective | None) -> Collective:
+    if collective is not None and not callable(getattr(collective, "sum", None)):
+        raise ValueError(f"collective must have sum(...), e.g. AllGather(), got {collective!r}")
+    return collective or AllGather()
+
+
 def _with(memory: str | Memory, warmup: int, inner: Reducer) -> Reducer:
     """Memory outside, warm-up inside it: a dense step delivers the residual at once."""
     inner = inner if warmup == 0 else Warmup(warmup, inner)
@@ -191,6 +222,7 @@ def _with(memory: str | Memory, warmup: int, inner: Reducer) -> Reducer:
         return inner
     if memory == "residual":
         return Remember(inner, Residual())
-    if isinstance(memory, str):
+    if not (hasattr(memory, "fold") and hasattr(memory, "keep")):
         raise ValueError(f"memory must be 'none' or 'residual' (or a Memory), got {memory!r}")
+    assert not isinstance(memory, str)
     return Remember(inner, memory)

@@ -156,6 +156,31 @@ def test_the_law(case: str, world: int, kind: str) -> None:
                 assert close(o.x, o.sent.double() + o.residual.double(), o.x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES)
+def test_the_law_in_other_precisions(case: str, dtype: torch.dtype) -> None:
+    """16-bit gradients are summed and remembered in 32 bits; double stays double."""
+    states: list[dict[str, Any]] = [{} for _ in range(4)]
+    for step in range(3):
+
+        def worker(comm: Any, step: int = step) -> tuple[Tensor, Tensor]:
+            grads = gradients(comm.rank, step, "gaussian", SHAPES)
+            grads = {name: g.to(dtype) for name, g in grads.items()}
+            bucket = Bucket.of(grads, state=states[comm.rank], step=step)
+            reduced = CASES[case].reduce(bucket, comm)
+            assert reduced.finite
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            return reduced.mean, reduced.sent.add_into(torch.zeros(NUMEL, dtype=wide))
+
+        results = local.run(4, worker)
+        assert all(torch.equal(mean, results[0][0]) for mean, _ in results)
+        average = sum(sent.double() for _, sent in results) / 4
+        # dense is DDP's own sum, in the gradient's own type
+        native = case == "dense" and dtype != torch.float64
+        exact = 1e-13 if dtype == torch.float64 and "16" not in case else 1e-6
+        assert (results[0][0].double() - average).abs().max() <= (0.05 if native else exact)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("case", [c for c in CASES if c != "dense"])
 def test_the_compressed_path_ran(case: str, world: int) -> None:

@@ -46,4 +46,10 @@ def test_a_bucket_is_filled_by_what_is_sent():
     cap = 0.5 * (64 * 4096 + 200_000) * 4 / MB
     assert len(plan(parameters, recipes.dense(), cap)) == 2
     by_sent = plan(parameters, recipes.acpsgd(rank=1), cap)
-    assert [slot.name for layout in by_sent for slot in layout.slots] == ["bias", "wide"]
+    assert [[s.name for s in layout.slots] for layout in by_sent] == [["bias"], ["wide"]]
+    many = {f"wide{i}": torch.empty(64, 4096) for i in range(4)} | {"bias": torch.empty(262_144)}
+    held = sum(p.numel() * 4 for p in many.values()) / MB
+    by_size = plan(many, recipes.dense(), 0.5 * held)
+    assert [len(layout.slots) for layout in by_size] == [2, 2, 1]
+    # one factor of a wide matrix is a percent of it: all four fit beside each other
+    assert [len(layout.slots) for layout in plan(many, recipes.acpsgd(1), 0.5 * held)] == [1, 4]

@@ -153,6 +153,11 @@ def bad_attachments(rank: int, world: int) -> dict[str, str]:
     expect("wrong rank", lambda: sync.load_state_dict({**sync.state_dict(), "rank": 1 - rank}))
     expect("wrong world", lambda: sync.load_state_dict({**sync.state_dict(), "world": 7}))
     expect("version", lambda: sync.load_state_dict({"weight": 1}))
+    expect("damaged", lambda: sync.load_state_dict({**sync.state_dict(), "step": "5"}))
+    cut = {key: value for key, value in sync.state_dict().items() if key != "buckets"}
+    expect("truncated", lambda: sync.load_state_dict(cut))
+    poison = {"0.weight": {"memory": {"residual": torch.full((32, 32), float("nan"))}}}
+    expect("poison", lambda: sync.load_state_dict({**sync.state_dict(), "slots": poison}))
     names = {"nowhere.weight": {}}
     expect("stranger", lambda: sync.load_state_dict({**sync.state_dict(), "slots": names}))
     shape = {"0.weight": {"memory": {"residual": torch.zeros(3)}}}
@@ -165,6 +170,19 @@ def bad_attachments(rank: int, world: int) -> dict[str, str]:
     expect("other hook", lambda: thinwire.attach(hooked, recipes.topk()))
 
     frozen = mlp(2).requires_grad_(False)
+    imaginary = nn.ParameterList([nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
+    named = list(imaginary.named_parameters())
+    expect("complex", lambda: thinwire.distribute(sgd(imaginary), named, recipes.topk()))
+    for label, name, value in (
+        ("mixed", "mixed_precision", 1),
+        ("python", "_use_python_reducer", 1),
+    ):
+        other = ddp(mlp(2))
+        setattr(other, name, value)
+        expect(label, lambda other=other: thinwire.attach(other, recipes.topk()))
+    early = mlp(2)
+    early[0].weight._in_backward_optimizers = []
+    expect("inside", lambda: thinwire.attach(ddp(early), recipes.topk()))
     named = list(net.named_parameters())
     opt = sgd(net)
     expect(
@@ -196,10 +214,17 @@ def test_what_cannot_work_is_refused_with_the_reason_and_the_remedy(pool: Pool) 
         "wrong rank": ("is rank 1's of 2, loaded by rank 0 of 2", "one state a rank"),
         "wrong world": ("of 7", "start without it"),
         "version": ("expected a thinwire state of version 1, got None",),
+        "damaged": ("step must be a int, got '5'",),
+        "truncated": ("buckets must be a list, got None",),
+        "poison": ("residual of '0.weight' is not finite",),
         "stranger": ("'nowhere.weight'", "does not have"),
         "shape": ("residual of '0.weight' has shape (3,)", "load the state"),
         "other hook": ("already has another comm hook", "build a new"),
-        "frozen": ("no parameter that requires a gradient",),
+        "frozen": ("no parameter requires a gradient", "requires_grad_()"),
+        "complex": ("complex", "view_as_real"),
+        "inside": ("steps inside backward", "step after backward"),
+        "mixed": ("mixed_precision", "autocast"),
+        "python": ("python_reducer", "optimize_ddp = True"),
         "not its": ("4 parameters that are not the model's",),
         "bucket": ("bucket_mb must be above 0, got 0",),
         "names": ("two parameters are named 'w'",),
@@ -230,16 +255,38 @@ def one_rank_pauses(rank: int, world: int) -> str:
 
 def test_a_pause_on_one_rank_only_is_an_error_not_a_hang() -> None:
     zero, one = once(2, one_rank_pauses, timeout=60.0)
-    assert "only 1 of 2 ranks called pause() within 6.0 s" in zero
-    assert one != "nothing was said"
+    assert "only 1 of 2 ranks called pause() within 4.8 s" in zero
+    assert "rank 0 failed in pause()" in one
 
 
 def resumed_on_one_rank(rank: int, world: int) -> str:
     net = mlp(2)
     model, optimizer = ddp(net), sgd(net)
+    sync = thinwire.attach(model, recipes.topk(), timeout=6.0)
+    train(model, optimizer, rank, 3)
+    try:
+        if rank == 1:
+            sync.load_state_dict(sync.state_dict())
+        train(model, optimizer, rank, 1)
+    except (RankFailed, RankMismatch) as error:
+        emergency = sync.state_dict()  # a failure does not take the state with it
+        assert emergency["step"] == 3
+        sync.detach()
+        return str(error)
+    return "nothing was said"
+
+
+def test_a_state_loaded_on_one_rank_only_is_an_error_not_a_crash() -> None:
+    zero, one = once(2, resumed_on_one_rank, timeout=60.0)
+    assert "only 1 of 2 ranks called load_state_dict()" in one
+    assert "rank 1 failed in load_state_dict()" in zero
+
+
+def different_steps(rank: int, world: int) -> str:
+    net = mlp(2)
+    model, optimizer = ddp(net), sgd(net)
     sync = thinwire.attach(model, recipes.topk(warmup=2), timeout=6.0)
-    if rank == 1:
-        sync.load_state_dict({**sync.state_dict(), "step": 5})
+    sync.load_state_dict({**sync.state_dict(), "step": 5 * rank})
     try:
         train(model, optimizer, rank, 1)
     except RankMismatch as error:
@@ -247,7 +294,7 @@ def resumed_on_one_rank(rank: int, world: int) -> str:
     return "nothing was said"
 
 
-def test_a_state_loaded_on_one_rank_only_is_shown(pool: Pool) -> None:
-    for message in pool.run(2, resumed_on_one_rank):
+def test_states_of_different_steps_are_shown_with_both_sides(pool: Pool) -> None:
+    for message in pool.run(2, different_steps):
         assert "rank 0: step 0" in message
         assert "rank 1: step 5" in message

@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import thinwire
 from tests.integration.common import SMALL_BUCKETS, WIDTH, batch, ddp, mlp, sgd, train, weights
 from tests.integration.test_ddp import Branches, Convolutional, Embedded, Tied, same_everywhere
-from tests.processes import Pool
+from tests.processes import Pool, once
 from thinwire import recipes
+from thinwire.combinators import Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -70,6 +71,7 @@ def different_starts(rank: int, world: int) -> Tensor:
     torch.manual_seed(rank)
     net = nn.Linear(WIDTH, WIDTH)
     net.weight.data = net.weight.data.T  # not contiguous
+    net.bias.requires_grad_(False)  # what is not trained is broadcast all the same
     distributed(net, sgd(net), recipes.topk())
     return weights(net)
 
@@ -350,7 +352,140 @@ def grown(rank: int, world: int) -> str:
 
 
 def test_parameters_added_later_are_refused(pool: Pool) -> None:
-    assert "6 parameters now, 4 when" in pool.run(2, grown)[0]
+    assert "was added to the optimizer or unfrozen" in pool.run(2, grown)[0]
+
+
+def thawed(rank: int, world: int) -> str:
+    net = mlp(2)
+    net[0].weight.requires_grad_(False)
+    optimizer = sgd(net)
+    distributed(net, optimizer, recipes.dense())
+    train(net, optimizer, rank, 1)
+    net[0].weight.requires_grad_(True)
+    try:
+        train(net, optimizer, rank, 1)
+    except ValueError as error:
+        return str(error)
+    return "nothing was said"
+
+
+def test_parameters_unfrozen_later_are_refused(pool: Pool) -> None:
+    assert "was added to the optimizer or unfrozen" in pool.run(2, thawed)[0]
+
+
+def twice(rank: int, world: int) -> str:
+    net = mlp(2)
+    optimizer = sgd(net)
+    sync = distributed(net, optimizer, recipes.dense())
+    try:
+        distributed(net, optimizer, recipes.dense())
+    except ValueError as error:
+        sync.detach()
+        distributed(net, optimizer, recipes.topk())
+        train(net, optimizer, rank, 2)
+        return str(error)
+    return "nothing was said"
+
+
+def test_an_optimizer_is_distributed_once(pool: Pool) -> None:
+    assert "distributed already; call detach()" in pool.run(2, twice)[0]
+
+
+def reentrant(rank: int, world: int, which: tuple[int, ...]) -> tuple[str, Tensor]:
+    net = mlp(6)
+    optimizer = sgd(net)
+    distributed(net, optimizer, recipes.topk(density=0.1))
+    said = ""
+    for step in range(3):
+        x = batch(rank, step).requires_grad_()
+        for number, layer in enumerate(net):
+            x = checkpoint(layer, x, use_reentrant=True) if number in which else layer(x)
+        try:
+            x.pow(2).mean().backward()
+        except RuntimeError as error:
+            said = str(error)
+            break
+        optimizer.step()
+        optimizer.zero_grad()
+    return said, weights(net)
+
+
+def test_reentrant_checkpoints_work_or_are_refused(pool: Pool) -> None:
+    """Autograd gives no sign that a nested backward has an outer one before its first gradient."""
+    plain = pool.run(2, reentrant, ())
+    inner = pool.run(2, reentrant, (4,))
+    for (_, expected), (said, got) in zip(plain, inner, strict=True):
+        assert said == ""
+        assert torch.equal(expected, got)
+    assert all("use_reentrant=False" in said for said, _ in once(2, reentrant, tuple(range(12))))
+
+
+def uneven(rank: int, world: int, name: str) -> tuple[Tensor, int, Tensor | None]:
+    reference = None
+    if name == "dense":
+        net = mlp()
+        model, optimizer = ddp(net), torch.optim.SGD(net.parameters(), lr=0.1)
+        with model.join():
+            train(model, optimizer, rank, 3 + 2 * rank)
+        reference = weights(net)
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    sync = distributed(net, optimizer, getattr(recipes, name)())
+    with sync.join():
+        train(net, optimizer, rank, 3 + 2 * rank)
+    return weights(net), sync.metrics()["steps"], reference
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_join_with_uneven_inputs(pool: Pool, name: str) -> None:
+    results = pool.run(3, uneven, name)
+    same_everywhere([w for w, _, _ in results])
+    for ours, steps, reference in results:
+        assert steps == 7
+        if reference is not None:
+            assert torch.allclose(ours, reference, atol=1e-6)
+
+
+def paused(rank: int, world: int) -> tuple[Tensor, float, float]:
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    recipe = Route(lambda slot: slot.name.endswith("bias"), recipes.dense(), recipes.topk(0.05))
+    sync = distributed(net, optimizer, recipe)
+
+    def held() -> float:
+        slots = sync.state_dict()["slots"].values()
+        parts = [part for slot in slots for part in slot.values() if "residual" in part]
+        return float(sum(part["residual"].abs().sum() for part in parts))
+
+    train(net, optimizer, rank, 3)
+    before = held()
+    sync.pause()
+    train(net, optimizer, rank, 1, start=3)
+    after = held()
+    sync.resume()
+    train(net, optimizer, rank, 2, start=4)
+    return weights(net), before, after
+
+
+def test_pause_delivers_residuals_wherever_they_are(pool: Pool) -> None:
+    results = pool.run(2, paused)
+    same_everywhere([w for w, _, _ in results])
+    assert all(before > 0 and after == 0 for _, before, after in results)
+
+
+def density_with_unused(rank: int, world: int) -> float:
+    net = Branches()
+    optimizer = sgd(net)
+    sync = distributed(net, optimizer, recipes.topk(density=0.01))
+    for step in range(3):
+        net(batch(rank, step), 0).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(sync.metrics()["density"])
+
+
+def test_density_is_what_was_sent(pool: Pool) -> None:
+    assert all(0.005 < density < 0.02 for density in pool.run(2, density_with_unused))
 
 
 class Fragile(torch.autograd.Function):
@@ -367,7 +502,7 @@ class Fragile(torch.autograd.Function):
 
 
 def cut_short(rank: int, world: int) -> tuple[Tensor, Tensor]:
-    """A backward that dies half-way on all ranks and is caught: the next one works, nothing is lost."""
+    """A backward that breaks off on all ranks and is caught: the next one works."""
     net = mlp(6)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     sync = distributed(net, optimizer, recipes.topk(density=0.1))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as stock
 
 import thinwire
-from tests.integration.common import batch, ddp, mlp, sgd, weights
+from tests.integration.common import SMALL_BUCKETS, batch, ddp, mlp, sgd, weights
 from tests.processes import Pool, WorkerError, once
 from thinwire import recipes
 
@@ -42,9 +42,9 @@ def test_every_recipe_200_steps_in_one_set_of_processes(pool: Pool) -> None:
         assert all(other[name] == (digest, buckets) for other in results), name
 
 
-def stock_powersgd(rank: int, world: int, steps: int) -> str:
+def stock_powersgd(rank: int, world: int, steps: int, bucket_mb: float) -> str:
     net = mlp(10)
-    model, optimizer = ddp(net), sgd(net)
+    model, optimizer = ddp(net, bucket_cap_mb=bucket_mb), sgd(net)
     state = stock.PowerSGDState(
         dist.group.WORLD, matrix_approximation_rank=2, start_powerSGD_iter=2
     )
@@ -60,16 +60,20 @@ def stock_powersgd(rank: int, world: int, steps: int) -> str:
 def test_pytorchs_own_powersgd_hook_fails_this() -> None:
     """The control: chained callbacks on gloo interleave differently on different ranks.
 
-    If this ever passes five times in a row PyTorch was mended, and the lane may be reconsidered.
+    If it ever survives three times in a row PyTorch was mended, and the lane may be reconsidered.
     """
-    for _ in range(5):
+    assert len(set(once(4, stock_powersgd, 30, 25.0))) == 1, "with one bucket it works"
+    for _ in range(3):
         try:
-            digests = once(4, stock_powersgd, 200, timeout=45)
-        except WorkerError:
-            return
+            digests = once(4, stock_powersgd, 200, SMALL_BUCKETS, timeout=45)
+        except WorkerError as error:
+            ways = ("no answer in 45 s", "a worker died", "size doesn't match", "Timed out")
+            if any(way in str(error) for way in ways):
+                return
+            raise
         if len(set(digests)) > 1:
             return
-    pytest.fail("torch's powerSGD_hook survived many buckets on gloo five times")
+    pytest.fail("torch's powerSGD_hook survived many buckets on gloo three times")
 
 
 def test_global_random_state_is_left_alone(pool: Pool) -> None:

@@ -12,12 +12,22 @@ from typing import Any
 
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.layout import Layout, Slot
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
 _TREES = ("slots", "layouts")
+_KINDS: dict[str, type] = {
+    "rank": int,
+    "world": int,
+    "step": int,
+    "recipe": str,
+    "buckets": list,
+    "slots": dict,
+    "layouts": dict,
+}
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,9 +39,18 @@ def check(
     state: Mapping[str, Any], recipe: str, rank: int, world: int, slots: Mapping[str, Slot]
 ) -> None:
     """Raise ValueError, with the remedy, if this rank cannot go on from this state."""
-    version = state.get("version")
+    version = state.get("version") if isinstance(state, Mapping) else None
     if version != VERSION:
-        raise ValueError(f"expected a thinwire state of version {VERSION}, got {version!r}")
+        raise ValueError(
+            f"expected a thinwire state of version {VERSION}, got {version!r}; pass what "
+            "sync.state_dict() returned"
+        )
+    for key, kind in _KINDS.items():
+        if not isinstance(state.get(key), kind) or (kind is int and state[key] < 0):
+            raise ValueError(
+                f"the state is damaged: {key} must be a {kind.__name__}, got "
+                f"{state.get(key)!r:.60}; load another checkpoint"
+            )
     if (state["rank"], state["world"]) != (rank, world):
         raise ValueError(
             f"this state is rank {state['rank']}'s of {state['world']}, loaded by rank {rank} of "
@@ -59,6 +78,8 @@ def packed(slots: list[Slot]) -> Layout:
 def _check_shapes(name: str, parts: Mapping[str, Any], slot: Slot) -> None:
     for part, values in parts.items():
         for key, value in values.items():
+            if isinstance(value, Tensor) and not kernels.finite(value.reshape(-1).float()):
+                raise ValueError(f"{key} of {name!r} is not finite; load another checkpoint")
             per_entry = part.split("/")[-1] == "memory" and isinstance(value, Tensor)
             if per_entry and tuple(value.shape) != slot.shape:
                 raise ValueError(

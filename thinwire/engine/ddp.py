@@ -16,6 +16,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from thinwire.engine.checks import (
+    check_optimizer,
+    check_parameters,
+    check_recipe,
+    check_timeout,
+)
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival
 from thinwire.engine.sync import Sync
@@ -39,7 +45,7 @@ def attach(
     residuals are kept in unscaled units. No rank waits longer than `timeout` seconds for another.
     """
     parameters = _checked(model, recipe, optimizer, timeout)
-    names = {id(p): name for name, p in parameters.items()}
+    names = {id(p): name for name, p in model.module.named_parameters()}
     tracks_unused = bool(model.find_unused_parameters)
     peers = Peers(model.process_group, timeout)
     slots = Layout.of(parameters).slots
@@ -87,6 +93,12 @@ class _Dispatcher:
                 "of PyTorch 2.13 fails); take one step without no_sync() first"
             )
         return model.no_sync()
+
+    def join(self) -> AbstractContextManager[object]:
+        model = self._model()
+        assert model is not None
+        joined: AbstractContextManager[object] = model.join()
+        return joined
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         sync = self.sync
@@ -172,42 +184,7 @@ def _checked(
         for name, p in model.module.named_parameters()
         if p.requires_grad and name not in ignored
     }
-    if not parameters:
-        raise ValueError("the model has no parameter that requires a gradient: nothing to average")
-    if any(hasattr(p, "_in_backward_optimizers") for p in parameters.values()):
-        raise ValueError(
-            "an optimizer that steps inside backward would use gradients before they are averaged; "
-            "step after backward"
-        )
+    check_parameters(parameters)
     if optimizer is not None:
         check_optimizer(optimizer, parameters)
     return dict(parameters)
-
-
-def check_recipe(recipe: object) -> None:
-    if not callable(getattr(recipe, "reduce", None)):
-        raise ValueError(
-            f"a recipe must have reduce(bucket, comm), got {recipe!r}; e.g. "
-            "thinwire.recipes.adtopk(density=0.01)"
-        )
-
-
-def check_timeout(timeout: float) -> None:
-    if not timeout > 0:
-        raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}")
-
-
-def check_optimizer(optimizer: Optimizer, parameters: dict[str, Any]) -> None:
-    """Every parameter of the optimizer must be one of these."""
-    known = {id(p) for p in parameters.values()}
-    strangers = [
-        tuple(p.shape)
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if p.requires_grad and id(p) not in known
-    ]
-    if strangers:
-        raise ValueError(
-            f"the optimizer has {len(strangers)} parameters that are not the model's (first shape "
-            f"{strangers[0]}); build it from the parameters of the model you pass here"
-        )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket
-from thinwire.comm.metered import Metered, all_reduced, nbytes
+from thinwire.comm.metered import Metered, all_reduced, gathered, nbytes
 from thinwire.engine import checkpoint
 from thinwire.engine.peers import Peers
 from thinwire.layout import Layout, Slot
@@ -93,6 +93,8 @@ class Steps:
         if first:
             self.roll_back()
         mean = self._peers.average_sparse(grad)
+        self.comm.bytes += gathered(_sparse_bytes(grad), self.comm.size)  # gloo gathers and adds
+        self.meter.bytes_dense += all_reduced(4 * grad.numel(), self.comm.size)
         finite = kernels.finite(mean.values())
         self._now.finite &= finite
         if last:
@@ -191,6 +193,11 @@ class Steps:
 
 def slot_line(slot: Slot) -> str:
     return f"{slot.name} {slot.shape} {slot.strides}"
+
+
+def _sparse_bytes(grad: Tensor) -> int:
+    grad = grad.coalesce()
+    return nbytes(grad.indices()) + nbytes(grad.values())
 
 
 def _cut(flat: Tensor, slot: Slot) -> Tensor:

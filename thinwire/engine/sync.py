@@ -33,6 +33,8 @@ class Socket(Protocol):
 
     def no_sync(self) -> AbstractContextManager[None]: ...
 
+    def join(self) -> AbstractContextManager[object]: ...
+
     def unplug(self) -> None: ...
 
 
@@ -66,6 +68,10 @@ class Sync:
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate; the first one outside sends the sum."""
         return self._plugged().no_sync()
+
+    def join(self) -> AbstractContextManager[object]:
+        """Train inside with uneven inputs: ranks that run out play along until all have."""
+        return self._plugged().join()
 
     def pause(self) -> None:
         """Average densely from the next step on, delivering what was held back. On all ranks."""
@@ -127,6 +133,10 @@ class Sync:
         checkpoint.check(state, describe(self.recipe), comm.rank, comm.size, self._slots)
         self._peers.meet("load_state_dict()")
         self._steps.load(state)
+
+    @property
+    def attached(self) -> bool:
+        return self._socket is not None
 
     # What sockets call: the rest of the file.
 

@@ -76,9 +76,13 @@ class LowRank:
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise ValueError(f"rank must be a whole number of at least 1, got {self.rank!r}")
-        if self.min_saving < 0:
-            raise ValueError(f"min_saving must not be negative, got {self.min_saving!r}")
+            raise ValueError(
+                f"rank must be a whole number of at least 1, got {self.rank!r}; 4 is the default"
+            )
+        if not self.min_saving >= 0:
+            raise ValueError(
+                f"min_saving must not be negative, got {self.min_saving!r}; 1.0 is the default"
+            )
 
     def passes(self, bucket: Bucket) -> Iterator[Pass]:
         x = bucket.take()

@@ -58,14 +58,22 @@ def run(
 
 def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]) -> list[Any]:
     results: dict[int, Any] = {}
+    silent = 0
     while len(results) < len(workers):
         try:
             rank, kind, value = messages.get(timeout=POLL)
         except queue.Empty:
-            dead = [rank for rank, w in enumerate(workers) if w.exitcode and rank not in results]
-            if dead:
+            ended = [
+                r for r, w in enumerate(workers) if w.exitcode is not None and r not in results
+            ]
+            dead = [rank for rank in ended if workers[rank].exitcode != 0]
+            silent = silent + 1 if ended else 0  # a result may still be in the pipe
+            if dead or silent > 20:
+                dead = dead or ended
                 code = workers[dead[0]].exitcode
-                raise WorkerFailed(f"worker {dead[0]} died with exit code {code}") from None
+                raise WorkerFailed(
+                    f"worker {dead[0]} ended with exit code {code} and no result"
+                ) from None
             continue
         if kind == "report":
             on_report(value)

@@ -27,6 +27,6 @@ def wire(name: str | Wire) -> Wire:
     """The wire of that name, or the wire itself."""
     if isinstance(name, Wire):
         return name
-    if name not in _NAMED:
+    if not isinstance(name, str) or name not in _NAMED:
         raise ValueError(f"wire must be one of {', '.join(_NAMED)}, got {name!r}")
     return Wire(values=_NAMED[name])

@@ -1,0 +1,62 @@
+"""What `attach` and `distribute` refuse: one message each, with the reason and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def check_recipe(recipe: object) -> None:
+    if not callable(getattr(recipe, "reduce", None)):
+        raise ValueError(
+            f"a recipe must have reduce(bucket, comm), got {recipe!r}; e.g. "
+            "thinwire.recipes.adtopk(density=0.01)"
+        )
+
+
+def check_timeout(timeout: float) -> None:
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds, got {timeout!r}; the default is 60.0")
+
+
+def check_parameters(parameters: Mapping[str, Tensor]) -> None:
+    """There are some, and all are of a kind that can be averaged."""
+    if not parameters:
+        raise ValueError(
+            "no parameter requires a gradient: there is nothing to average; call requires_grad_() "
+            "on what is to be trained before attaching"
+        )
+    for name, p in parameters.items():
+        if p.is_complex():
+            raise ValueError(
+                f"{name} is complex ({p.dtype}), which recipes do not handle; keep "
+                "torch.view_as_real of it as the parameter"
+            )
+        if type(p).__name__ == "DTensor":  # importing the class would cost half a second
+            raise ValueError(
+                f"{name} is a sharded DTensor; thinwire averages whole parameters: use it without "
+                "tensor parallelism or FSDP2"
+            )
+        if hasattr(p, "_in_backward_optimizers"):
+            raise ValueError(
+                f"{name} has an optimizer that steps inside backward, before gradients are "
+                "averaged; step after backward"
+            )
+
+
+def check_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """Every parameter of the optimizer must be one of these."""
+    known = {id(p) for p in parameters.values()}
+    strangers = [
+        tuple(p.shape)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if p.requires_grad and id(p) not in known
+    ]
+    if strangers:
+        raise ValueError(
+            f"the optimizer has {len(strangers)} parameters that are not the model's (first shape "
+            f"{strangers[0]}); build it from the parameters of the model you pass here"
+        )
