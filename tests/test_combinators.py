@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from thinwire import Bucket, recipes
+from thinwire.collectives.gather import AllGather
 from thinwire.combinators import Alternate, Remember, Route, Warmup, Watch, dense
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
@@ -183,6 +184,51 @@ def test_what_no_rank_used_keeps_its_residual(recipe):
     both[0].undo()
     assert torch.equal(states[0]["slots"]["w"]["memory"]["residual"], before)
     assert step(2, [{"w"}, set()])[1].unused == ()
+
+
+def test_a_memory_inside_a_memory_is_refused():
+    with pytest.raises(ValueError, match="count everything twice"):
+        Remember(recipes.topk())
+
+
+def test_a_sum_is_not_added_twice_behind_gaps():
+    """Watch evaluates x before the reducer does, here on a sub-bucket with a gap."""
+    inner = Watch(inner=Select(pick=topk, density=0.05), probe=lambda *seen: None)
+    plain = Route(lambda slot: slot.name == "b", recipes.dense(), Select(pick=topk, density=0.05))
+    watched = Route(lambda slot: slot.name == "b", recipes.dense(), inner)
+    expected, _ = run(Remember(plain), 3)
+    got, _ = run(Remember(watched), 3)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(expected[0], got[0], strict=True))
+
+
+def test_a_mean_that_overflows_its_scale_counts_as_not_sent():
+    state: dict = {}
+
+    def worker(comm):
+        bucket = Bucket.of({"w": torch.full((4,), 3e38)}, state=state)
+        state["slots"] = {"w": {"memory": {"residual": torch.full((4,), 1e36)}}}
+        return recipes.topk(0.5).reduce(replace(bucket, scale=1024.0), comm)
+
+    (reduced,) = local.run(1, worker)
+    assert not reduced.finite
+    assert not reduced.mean.isfinite().all()
+    assert state["slots"]["w"]["memory"]["residual"].isfinite().all()
+    assert state["slots"]["w"]["memory"]["residual"].ne(0).all()
+
+
+def test_a_ragged_selector_that_chose_nothing_still_tells_of_a_nan():
+    def none(rows, k, state):
+        return torch.empty(0, dtype=torch.int64)
+
+    recipe = Remember(Select(pick=none, collective=AllGather(ragged=True)))
+
+    def worker(comm):
+        bad = grads(comm.rank, 0)
+        if comm.rank == 1:
+            bad["w"][2, 2] = float("inf")
+        return recipe.reduce(Bucket.of(bad, state={}), comm).finite
+
+    assert local.run(3, worker) == [False, False, False]
 
 
 def test_bad_warmup():

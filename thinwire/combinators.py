@@ -57,6 +57,12 @@ class Remember:
     inner: Reducer
     memory: Memory = field(default_factory=Residual)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, Remember):
+            raise ValueError(
+                f"a memory inside a memory would count everything twice, got {self.inner}; keep one"
+            )
+
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         assert isinstance(bucket.flat, Tensor), "a Remember inside a Remember would count twice"
         state = bucket.scope("memory")

@@ -192,6 +192,27 @@ def test_the_compressed_path_ran(case: str, world: int) -> None:
     assert fewer or case.split("(")[0] in ("half", "bf16")
 
 
+def budget(case: str) -> int | None:
+    """How many entries a density of 5 % keeps, by each recipe's own rule."""
+    sizes = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
+    rows = {"dim1": (24, 54), "dim0": (40, 36), "longer": (24, 36)}
+    if case.startswith(("topk", "randomk")):
+        return sum(max(1, int(0.05 * n + 0.5)) for n in sizes.values() if n)
+    if case.startswith("adtopk"):
+        a_rows, conv_rows = next((r for key, r in rows.items() if key in case), (24, 6))
+        kept = max(a_rows, 48) + max(conv_rows, 11)
+        return kept + (1 + 1 if "all sparse" in case else 24 + 1)
+    return None
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", [c for c in CASES if budget(c)])
+def test_density_is_respected(case: str, world: int) -> None:
+    states: list[dict[str, Any]] = [{} for _ in range(world)]
+    for step in range(3):
+        assert {o.entries for o in take_step(CASES[case], world, states, step)} == {budget(case)}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_are_fewer_than_dense(case: str) -> None:
     states: list[dict[str, Any]] = [{} for _ in range(4)]

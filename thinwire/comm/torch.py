@@ -80,7 +80,7 @@ class TorchComm:
 
     def barrier(self) -> None:
         if self.size > 1:
-            self.all_reduce(torch.zeros(1))
+            dist.barrier(group=self.group)
 
     def _sizes(self, x: Tensor) -> list[int]:
         mine = torch.tensor([x.numel()], device=x.device)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -63,31 +64,31 @@ class Lane:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             work, fallback, future, ready = job
-            future.set_result(self._result(work, fallback, ready))
+            # The future remembers the stream it is completed on: DDP waits for that one.
+            with self._after(ready, fallback.device):
+                future.set_result(self._result(work, fallback))
             del job, work, fallback, future  # do not keep the last gradients alive while idle
             with self._change:
                 self._open -= 1
                 self._change.notify_all()
 
-    def _result(
-        self, work: Callable[[], Tensor], fallback: Tensor, ready: torch.cuda.Event | None
-    ) -> Tensor:
+    def _result(self, work: Callable[[], Tensor], fallback: Tensor) -> Tensor:
         if self.error is not None:
             return fallback
         try:
-            if ready is None:
-                return work()
-            return self._on_stream(work, ready, fallback.device)
+            return work()
         except BaseException as error:  # raised where the caller waits
             self.error = error
             return fallback
 
-    def _on_stream(
-        self, work: Callable[[], Tensor], ready: torch.cuda.Event, device: torch.device
-    ) -> Tensor:
+    @contextmanager
+    def _after(self, ready: torch.cuda.Event | None, device: torch.device) -> Iterator[None]:
         """On a GPU the lane has a stream of its own, which starts when the gradient is there."""
+        if ready is None:
+            yield
+            return
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
-            return work()
+            yield
