@@ -158,10 +158,16 @@ def dies_on_rank_one(rank: int, world: int, report: object) -> None:
     time.sleep(60)
 
 
+def gives_what_cannot_be_sent(rank: int, world: int, report: object) -> object:
+    return (number for number in range(3))
+
+
 def test_local_workers_tell_what_went_wrong() -> None:
     with pytest.raises(workers.WorkerFailed, match="rank one cannot count"):
         workers.run(2, fails_on_rank_one)
-    with pytest.raises(workers.WorkerFailed, match="worker 1 died with exit code 7"):
+    with pytest.raises(workers.WorkerFailed, match="worker 1 ended with exit code 7 and no result"):
         workers.run(2, dies_on_rank_one)
+    with pytest.raises(workers.WorkerFailed, match="exit code 0 and no result"):
+        workers.run(1, gives_what_cannot_be_sent)
     with pytest.raises(ValueError, match="at least one worker is needed, got 0"):
         workers.run(0, fails_on_rank_one)

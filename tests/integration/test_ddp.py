@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import warnings
 from typing import Any
 
@@ -366,21 +367,22 @@ def test_sparse_embedding_under_a_changing_loss_scale(pool: Pool, first: bool) -
         assert torch.allclose(plain, scaled, atol=1e-6)
 
 
-def sparse_embedding(rank: int, world: int) -> tuple[Tensor, Tensor, list[str]]:
+def sparse_embedding(rank: int, world: int, mode: str) -> tuple[Tensor, Tensor, list[str]]:
     results, told = [], []
-    for attached in (False, True):
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+
+    logging.getLogger("thinwire").addHandler(Keep())
+    for plain in (True, False):
         net = Embedded()
-        model = DDP(net)
-        if attached:
-            import logging
-
-            class Keep(logging.Handler):
-                def emit(self, record: logging.LogRecord) -> None:
-                    told.append(record.getMessage())
-
-            logging.getLogger("thinwire").addHandler(Keep())
-            thinwire.attach(model, recipes.dense())
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        model: nn.Module = net if mode == "distribute" and not plain else DDP(net)
+        if mode == "attach" and not plain:
+            thinwire.attach(model, recipes.dense())
+        elif not plain:
+            thinwire.distribute(optimizer, net.named_parameters(), recipes.dense())
         for step in range(4):
             draw = torch.Generator().manual_seed(10 * step + rank)
             model(torch.randint(50, (6,), generator=draw)).pow(2).mean().backward()
@@ -390,8 +392,9 @@ def sparse_embedding(rank: int, world: int) -> tuple[Tensor, Tensor, list[str]]:
     return results[0], results[1], told
 
 
-def test_sparse_embedding_gradients_pass_through_and_are_said_to(pool: Pool) -> None:
-    for plain, ours, told in pool.run(2, sparse_embedding):
+@pytest.mark.parametrize("mode", ["attach", "distribute"])
+def test_sparse_embedding_gradients_pass_through_and_are_said_to(pool: Pool, mode: str) -> None:
+    for plain, ours, told in pool.run(2, sparse_embedding, mode):
         assert torch.allclose(plain, ours, atol=1e-7)
         assert told == ["table.weight: sparse gradient, passed through uncompressed"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import thinwire
 from tests.integration.common import SMALL_BUCKETS, WIDTH, batch, ddp, mlp, sgd, train, weights
-from tests.integration.test_ddp import Branches, Convolutional, Embedded, Tied, same_everywhere
+from tests.integration.test_ddp import Branches, Convolutional, Tied, same_everywhere
 from tests.processes import Pool, once
 from thinwire import recipes
 from thinwire.combinators import Route
@@ -201,37 +200,6 @@ def test_grad_scaler(pool: Pool, name: str) -> None:
     for _, metrics in results:
         assert metrics["steps"] == 8
         assert 1 <= metrics["skipped_steps"] < 8
-
-
-def sparse(rank: int, world: int) -> tuple[Tensor, Tensor, list[str]]:
-    results, told = [], []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.getMessage())
-
-    logging.getLogger("thinwire").addHandler(Keep())
-    for plain in (True, False):
-        net = Embedded()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        model: nn.Module = net
-        if plain:
-            model = torch.nn.parallel.DistributedDataParallel(net)
-        else:
-            distributed(net, optimizer, recipes.dense())
-        for step in range(4):
-            draw = torch.Generator().manual_seed(10 * step + rank)
-            model(torch.randint(50, (6,), generator=draw)).pow(2).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        results.append(weights(net))
-    return results[0], results[1], told
-
-
-def test_sparse_gradients_pass_through_and_are_said_to(pool: Pool) -> None:
-    for plain, ours, told in pool.run(2, sparse):
-        assert torch.allclose(plain, ours, atol=1e-7)
-        assert told == ["table.weight: sparse gradient, passed through uncompressed"]
 
 
 def tied(rank: int, world: int) -> Tensor:
