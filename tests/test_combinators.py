@@ -9,7 +9,7 @@ import torch
 
 from thinwire import Bucket, recipes
 from thinwire.collectives.gather import AllGather
-from thinwire.combinators import Alternate, Remember, Route, Warmup, Watch, dense
+from thinwire.combinators import Alternate, Remember, Route, Warmup, Watch, dense, remembers
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.reducers import Select
@@ -184,6 +184,15 @@ def test_what_no_rank_used_keeps_its_residual(recipe):
     both[0].undo()
     assert torch.equal(states[0]["slots"]["w"]["memory"]["residual"], before)
     assert step(2, [{"w"}, set()])[1].unused == ()
+
+
+def test_who_remembers():
+    quiet = [recipes.dense(), recipes.half(), recipes.topk(memory="none", warmup=3),
+             recipes.adtopk(memory="none"), Watch(inner=dense(), probe=print)]  # fmt: skip
+    assert not any(map(remembers, quiet))
+    holding = [recipes.topk(), Route(bool, dense(), recipes.topk()), Warmup(2, recipes.topk()),
+               Alternate(dense(), recipes.topk()), object()]  # fmt: skip
+    assert all(map(remembers, holding))
 
 
 def test_a_memory_inside_a_memory_is_refused():

@@ -24,7 +24,7 @@ from thinwire.memory import Residual
 from thinwire.operand import Sum
 from thinwire.payload import Parts, Payload, Without, nothing
 from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
-from thinwire.reducers import Project
+from thinwire.reducers import Project, Select
 
 Rule = Callable[[Slot], bool]
 
@@ -32,6 +32,19 @@ Rule = Callable[[Slot], bool]
 def dense() -> Reducer:
     """Plain averaging, what every combinator falls back to."""
     return Project(frame=Identity())
+
+
+def remembers(recipe: Reducer) -> bool:
+    """Whether a residual may be held anywhere in it; of a foreign reducer we must assume so."""
+    if isinstance(recipe, Route):
+        return remembers(recipe.yes) or remembers(recipe.no)
+    if isinstance(recipe, Alternate):
+        return remembers(recipe.first) or remembers(recipe.second)
+    if isinstance(recipe, Warmup):
+        return remembers(recipe.then)
+    if isinstance(recipe, Watch):
+        return remembers(recipe.inner)
+    return not isinstance(recipe, Project | Select)
 
 
 def dense_form(recipe: Reducer) -> Reducer:

@@ -63,8 +63,9 @@ def test_dense_is_plain_ddp_at_three(pool: Pool) -> None:
     ],
     ids=lambda options: "+".join(options),
 )
-def test_dense_under_ddp_options(pool: Pool, options: dict[str, Any]) -> None:
-    for plain, ours in pool.run(2, dense_and_plain, options):
+@pytest.mark.parametrize("world", [2, 4])
+def test_dense_under_ddp_options(pool: Pool, world: int, options: dict[str, Any]) -> None:
+    for plain, ours in pool.run(world, dense_and_plain, options):
         assert torch.equal(plain, ours)
 
 

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from thinwire.combinators import remembers
 from thinwire.engine.checks import (
     check_optimizer,
     check_parameters,
@@ -46,7 +47,8 @@ def attach(
     """
     parameters = _checked(model, recipe, optimizer, timeout)
     names = {id(p): name for name, p in model.module.named_parameters()}
-    tracks_unused = bool(model.find_unused_parameters)
+    # DDP itself keeps the gradient of an unused parameter; only a residual has to know of it.
+    tracks_unused = bool(model.find_unused_parameters) and remembers(recipe)
     peers = Peers(model.process_group, timeout)
     slots = Layout.of(parameters).slots
     sync = Sync(recipe, list(slots), peers, scaler, tracks_unused)
