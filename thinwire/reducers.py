@@ -119,8 +119,8 @@ class Select:
         expected = piece.k * piece.rows.shape[0]
         if index.numel() != expected and not getattr(self.collective, "ragged", True):
             raise ValueError(
-                f"selector {self.pick} chose {index.numel()} entries where {expected} were asked "
-                "for; a selector with varying counts needs collective=AllGather(ragged=True)"
+                f"selector {describe(self.pick)} chose {index.numel()} entries where {expected} "
+                "were asked for; with varying counts use collective=AllGather(ragged=True)"
             )
         return index
 

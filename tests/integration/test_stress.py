@@ -7,6 +7,7 @@ import hashlib
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as stock
 
 import thinwire
@@ -17,12 +18,17 @@ from thinwire import recipes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def many_steps(rank: int, world: int, steps: int) -> dict[str, tuple[str, int]]:
+def many_steps(rank: int, world: int, mode: str, steps: int) -> dict[str, tuple[str, int]]:
     results = {}
     for name in recipes.names():
         net = mlp(10)
-        model, optimizer = ddp(net), sgd(net)
-        sync = thinwire.attach(model, getattr(recipes, name)())
+        optimizer, recipe = sgd(net), getattr(recipes, name)()
+        model: nn.Module = ddp(net) if mode == "attach" else net
+        if mode == "attach":
+            sync = thinwire.attach(model, recipe)
+        else:
+            named = net.named_parameters()
+            sync = thinwire.distribute(optimizer, named, recipe, bucket_mb=SMALL_BUCKETS)
         for step in range(steps):
             model(batch(rank, step)).pow(2).mean().backward()
             optimizer.step()
@@ -34,8 +40,9 @@ def many_steps(rank: int, world: int, steps: int) -> dict[str, tuple[str, int]]:
     return results
 
 
-def test_every_recipe_200_steps_in_one_set_of_processes(pool: Pool) -> None:
-    results = pool.run(4, many_steps, 200, timeout=240)
+@pytest.mark.parametrize(("mode", "steps"), [("attach", 200), ("distribute", 50)])
+def test_every_recipe_in_one_set_of_processes(pool: Pool, mode: str, steps: int) -> None:
+    results = pool.run(4, many_steps, mode, steps, timeout=240)
     assert set(results[0]) == set(recipes.names())
     for name, (digest, buckets) in results[0].items():
         assert buckets >= 8, name
