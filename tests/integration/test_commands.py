@@ -46,9 +46,10 @@ def test_demo_is_honest() -> None:
     assert list(rows) == ["dense()", "adtopk(density=0.01)", "topk(density=0.01)", "acpsgd(rank=2)"]
     dense = float(rows["dense()"])
     assert 95.0 < dense < 100.0
+    loss = re.search(r"Training loss of dense at the end: ([\d.]+)\.", done.stdout)
+    assert loss and float(loss[1]) < 0.02, "dense has converged"
     assert float(rows["adtopk(density=0.01)"]) >= dense - 1.0
-    seconds = re.search(r"Done in (\d+) s", done.stdout)
-    assert seconds
+    assert re.search(r"Done in \d+ s", done.stdout)
 
 
 def test_demo_with_other_numbers() -> None:

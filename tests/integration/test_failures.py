@@ -169,6 +169,9 @@ def bad_attachments(rank: int, world: int) -> dict[str, str]:
     hooked.register_comm_hook(None, fp16_compress_hook)
     expect("other hook", lambda: thinwire.attach(hooked, recipes.topk()))
 
+    late = ddp(mlp(2))
+    late.module.requires_grad_(False)
+    expect("late", lambda: thinwire.attach(late, recipes.topk()))
     frozen = mlp(2).requires_grad_(False)
     imaginary = nn.ParameterList([nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
     named = list(imaginary.named_parameters())
@@ -221,6 +224,7 @@ def test_what_cannot_work_is_refused_with_the_reason_and_the_remedy(pool: Pool) 
         "shape": ("residual of '0.weight' has shape (3,)", "load the state"),
         "other hook": ("already has another comm hook", "build a new"),
         "frozen": ("no parameter requires a gradient", "requires_grad_()"),
+        "late": ("no parameter requires a gradient", "requires_grad_()"),
         "complex": ("complex", "view_as_real"),
         "inside": ("steps inside backward", "step after backward"),
         "mixed": ("mixed_precision", "autocast"),

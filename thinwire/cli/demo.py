@@ -41,6 +41,7 @@ def demo(
         for task in tasks.values():
             progress.update(task, completed=steps)
     console.print(_table(dict(zip(RECIPES, outcomes, strict=True))))
+    console.print(f"Training loss of dense at the end: {outcomes[0].loss:.4f}.")
     console.print(
         f"Done in {time.perf_counter() - begin:.0f} s. Time a step is on loopback, where sending "
         "costs next to nothing: compression pays on a network, not here.",
