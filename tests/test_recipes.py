@@ -32,8 +32,8 @@ def test_bad_rank(name, rank):
 
 
 @pytest.mark.parametrize(("keywords", "message"), [
-    ({"memory": "elephant"}, "memory must be 'none' or 'residual'"),
-    ({"wire": "int3"}, "wire must be one of fp32, fp16, bf16, got 'int3'"),
+    ({"memory": "elephant"}, "memory must be 'none', 'residual' or 'momentum'"),
+    ({"wire": "int3"}, "wire must be one of fp32, fp16, bf16, .*, got 'int3'"),
     ({"warmup": -5}, "warmup must be a whole number"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", DENSITY + RANK)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, in_memory_order, working_dtype
+from thinwire.schedule import ByName, Density, density_at
 from thinwire.state import Draft, Root, RowsOf, State
 
 
@@ -23,8 +24,9 @@ from thinwire.state import Draft, Root, RowsOf, State
 class Bucket:
     """What a reducer reduces. `reduce` may overwrite the gradient in `flat`.
 
-    `scale` is the loss scale the gradient still carries; `unused` names the parameters that got
-    no gradient on this rank, or is None where nobody keeps track.
+    `scale` is the loss scale the gradient still carries; `rates` are the learning rates by
+    parameter name, where the engine knows them; `unused` names the parameters that got no gradient
+    on this rank, or is None where nobody keeps track.
     """
 
     flat: Tensor | Sum
@@ -32,6 +34,7 @@ class Bucket:
     state: Root
     step: int = 0
     scale: float = 1.0
+    rates: Mapping[str, float] | None = None
     unused: frozenset[str] | None = None
     draft: Draft | None = None
     path: str = ""
@@ -103,15 +106,18 @@ class Piece:
         return layer if self.block is None else RowsOf(layer, *self.block)
 
 
-View = Callable[[Bucket, float], Iterator[Piece]]
+View = Callable[[Bucket, Density], Iterator[Piece]]
 
 
-def whole(bucket: Bucket, density: float) -> Iterator[Piece]:
+def whole(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """The bucket as one row."""
     layout = bucket.layout
     if layout.size == 0:
         return
-    k = budget(layout.size, density)
+    if isinstance(density, ByName):
+        k = sum(kept(slot, density, bucket.step) for slot in layout.slots)
+    else:
+        k = budget(layout.size, density_at(density, bucket.step, ""))
     if layout.runs == ((0, layout.numel),):
         yield Piece(rows=_stretch(bucket, 0, layout.numel, 1), k=k, place=_shift(0))
         return
@@ -121,31 +127,31 @@ def whole(bucket: Bucket, density: float) -> Iterator[Piece]:
     yield Piece(rows=rows, k=k, place=lambda index: where[index])
 
 
-def by_layer(bucket: Bucket, density: float) -> Iterator[Piece]:
+def by_layer(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """Every parameter as one row: layer-wise top-k."""
     for slot in bucket.layout.slots:
         if slot.numel:
             rows = _stretch(bucket, slot.offset, slot.numel, 1)
-            k = budget(slot.numel, density)
+            k = kept(slot, density, bucket.step)
             yield Piece(rows=rows, k=k, place=_shift(slot.offset), slot=slot)
 
 
-def by_row(bucket: Bucket, density: float) -> Iterator[Piece]:
+def by_row(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """ADTopk's matrix view: a row an output channel, (out, everything else)."""
     return _by_rows(bucket, density, lambda shape: tuple(range(1, len(shape))))
 
 
-def by_dim1(bucket: Bucket, density: float) -> Iterator[Piece]:
+def by_dim1(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """ADTopk as shipped: a row for every coordinate but dimension 1 (conv: one a spatial tap)."""
     return _by_rows(bucket, density, lambda shape: (1,))
 
 
-def by_dim0(bucket: Bucket, density: float) -> Iterator[Piece]:
+def by_dim0(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """Rank along dimension 0: every input feature sends (ADTopk's LSTM variant)."""
     return _by_rows(bucket, density, lambda shape: (0,))
 
 
-def by_longer(bucket: Bucket, density: float) -> Iterator[Piece]:
+def by_longer(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """Rank along the longer of the first two dimensions (ADTopk's convergence scripts)."""
     return _by_rows(bucket, density, lambda shape: (0,) if shape[0] > shape[1] else (1,))
 
@@ -161,8 +167,13 @@ def budget(n: int, density: float) -> int:
     return min(n, max(1, int(n * density + 0.5)))
 
 
+def kept(slot: Slot, density: Density, step: int) -> int:
+    """How many entries of a parameter a density keeps at this step."""
+    return budget(slot.numel, density_at(density, step, slot.name))
+
+
 def _by_rows(
-    bucket: Bucket, density: float, ranked: Callable[[tuple[int, ...]], tuple[int, ...]]
+    bucket: Bucket, density: Density, ranked: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> Iterator[Piece]:
     for slot in bucket.layout.slots:
         if slot.numel == 0:
@@ -180,7 +191,7 @@ def _by_rows(
             native = values.as_strided(slot.shape, slot.strides, values.storage_offset())
             layer = native.permute(order).reshape(r, -1)
             place = _scatter(slot.offset, sizes, strides)
-        yield from _blocks(slot, layer, place, density, bucket.step)
+        yield from _blocks(slot, layer, place, kept(slot, density, bucket.step), bucket.step)
 
 
 def _rows_lie_in_memory(slot: Slot, columns: tuple[int, ...], rows: int) -> bool:
@@ -194,11 +205,11 @@ def _rows_lie_in_memory(slot: Slot, columns: tuple[int, ...], rows: int) -> bool
 
 
 def _blocks(
-    slot: Slot, layer: Tensor | Sum, place: Callable[[Tensor], Tensor], density: float, step: int
+    slot: Slot, layer: Tensor | Sum, place: Callable[[Tensor], Tensor], wanted: int, step: int
 ) -> Iterator[Piece]:
     """The layer's budget over its rows by largest remainder: k each, k + 1 in a rotating block."""
     r, c = layer.shape
-    k, extra = divmod(max(r, budget(slot.numel, density)), r)
+    k, extra = divmod(max(r, wanted), r)
     if extra == 0:
         yield Piece(rows=layer, k=k, place=place, slot=slot)
         return

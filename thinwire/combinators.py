@@ -1,30 +1,32 @@
 """Combinators: reducers that hold reducers. Everything that is not a leaf is one of these.
 
-`Remember` adds error feedback, `Warmup` and `Alternate` choose by the step, `Route` by the
-parameter, `Watch` looks on. Each passes the conservation law through unchanged.
+`Remember` adds error feedback (a file of its own), `Warmup` and `Alternate` choose by the step,
+`Route` by the parameter, `InBasis` changes the coordinates, `Watch` looks on. Each passes the
+conservation law through unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.comm.metered import unmetered
 from thinwire.describe import describe
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout, Slot
-from thinwire.memory import Residual
-from thinwire.operand import Sum
-from thinwire.payload import Parts, Payload, Without, nothing
-from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
+from thinwire.operand import Sum, working_dtype
+from thinwire.payload import Mapped, Parts, nothing
+from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.reducers import Project, Select
+from thinwire.remember import Remember
+
+__all__ = ["Alternate", "InBasis", "Remember", "Route", "Warmup", "Watch", "dense", "dense_form"]
 
 Rule = Callable[[Slot], bool]
 
@@ -42,7 +44,7 @@ def remembers(recipe: Reducer) -> bool:
         return remembers(recipe.first) or remembers(recipe.second)
     if isinstance(recipe, Warmup):
         return remembers(recipe.then)
-    if isinstance(recipe, Watch):
+    if isinstance(recipe, Watch | InBasis):
         return remembers(recipe.inner)
     return not isinstance(recipe, Project | Select)
 
@@ -60,55 +62,37 @@ def dense_form(recipe: Reducer) -> Reducer:
 
 
 @dataclass(frozen=True)
-class Remember:
-    """Error feedback around any reducer: what was not sent is kept, and added to the next gradient.
-
-    Residuals are in unscaled units: a bucket that carries a loss scale is divided by it on the
-    way in, and the mean is multiplied by it on the way out.
-    """
-
-    inner: Reducer
-    memory: Memory = field(default_factory=Residual)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.inner, Remember):
-            raise ValueError(
-                f"a memory inside a memory would count everything twice, got {self.inner}; keep one"
-            )
-
-    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        assert isinstance(bucket.flat, Tensor), "a Remember inside a Remember would count twice"
-        state = bucket.scope("memory")
-        folded = self.memory.fold(bucket.flat, state)
-        folded.alpha = 1.0 / bucket.scale
-        reduced = self.inner.reduce(replace(bucket, flat=folded), comm)
-        if not reduced.finite:  # sent = 0: the residual is x, non-finite entries left out
-            return replace(reduced, undo=None)
-        if bucket.scale != 1.0 and not kernels.finite(reduced.mean.mul_(bucket.scale)):
-            return Reduced(mean=reduced.mean, sent=nothing(bucket.layout.numel), finite=False)
-        reduced = _without_unused(reduced, bucket.layout)
-        x = folded.residual
-        self.memory.keep(x, reduced.sent, state)
-        return replace(reduced, undo=partial(_put_back, reduced.sent, x))
-
-    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        return self.inner.traffic(layout, world, step)
-
-
-@dataclass(frozen=True)
 class Alternate:
-    """`first` and `second` in turn, by the shared step, so that all ranks are in the same one."""
+    """`first` and `second` in turn, by the shared step, so that all ranks are in the same one.
+
+    `period` says how many steps each has at a time; from step `until` on there is only `first`.
+    """
 
     first: Reducer
     second: Reducer
+    period: tuple[int, int] = (1, 1)
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in self.period)
+        if len(self.period) != 2 or not whole or min(self.period) < 1:
+            raise ValueError(
+                f"a period is two numbers of steps, 1 or more each, got {self.period!r}; (1, 1) "
+                "changes every step"
+            )
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        if bucket.step % 2 == 0:
+        if self._is_first(bucket.step):
             return self.first.reduce(bucket.at("first"), comm)
         return self.second.reduce(bucket.at("second"), comm)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        return (self.first, self.second)[step % 2].traffic(layout, world, step)
+        now = self.first if self._is_first(step) else self.second
+        return now.traffic(layout, world, step)
+
+    def _is_first(self, step: int) -> bool:
+        over = self.until is not None and step >= self.until
+        return over or step % sum(self.period) < self.period[0]
 
 
 @dataclass(frozen=True)
@@ -184,6 +168,37 @@ class Route:
         return [(name, bucket.only(chosen), r) for name, chosen, r in both if chosen]
 
 
+class Basis(Protocol):
+    """An orthonormal change of coordinates, parameter by parameter."""
+
+    def layout(self, layout: Layout) -> Layout: ...  # of the coefficients, same offsets
+
+    def forward(self, flat: Tensor, layout: Layout) -> Tensor: ...
+
+    def back(self, coefficients: Tensor, layout: Layout) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class InBasis:
+    """`inner` at work on coefficients in another basis: what is small there is not sent."""
+
+    basis: Basis
+    inner: Reducer
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        x, layout = bucket.take(), bucket.layout
+        coefficients = self.basis.forward(x.to(working_dtype(x.dtype)), layout)
+        if not bucket.finite:  # poison, so that every rank learns of it
+            coefficients.fill_(float("nan"))
+        inside = replace(bucket.at("basis"), flat=coefficients, layout=self.basis.layout(layout))
+        reduced = self.inner.reduce(inside, comm)
+        back = partial(self.basis.back, layout=layout)
+        return replace(reduced, mean=back(reduced.mean), sent=Mapped(reduced.sent, back), undo=None)
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        return self.inner.traffic(self.basis.layout(layout), world, step)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Watch:
     """Looks on: `probe(grad, x, reduced, comm)` on all ranks, every `every` steps.
@@ -217,21 +232,6 @@ class Watch:
         return self.inner.traffic(layout, world, step)
 
 
-def _put_back(sent: Payload, x: Tensor) -> None:
-    sent.add_into(x)
-
-
-def _call_all(functions: list[Callable[[], None]]) -> None:
+def _call_all(functions: list[Callable[[], object]]) -> None:
     for function in functions:
         function()
-
-
-def _without_unused(reduced: Reduced, layout: Layout) -> Reduced:
-    """Nothing is sent for parameters that no rank used: DDP would throw their mean away."""
-    if not reduced.unused:
-        return reduced
-    gone = [slot for slot in layout.slots if slot.name in reduced.unused]
-    gaps = tuple((slot.offset, slot.offset + slot.numel) for slot in gone)
-    for start, stop in gaps:
-        reduced.mean[start:stop] = 0.0
-    return replace(reduced, sent=Without(reduced.sent, gaps))

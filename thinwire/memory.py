@@ -7,25 +7,153 @@ this rank's true share of the mean.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from thinwire import kernels
+from thinwire.bucket import Bucket
 from thinwire.operand import Sum, working_dtype
-from thinwire.payload import Payload
-from thinwire.state import State
+from thinwire.payload import Payload, chosen
+from thinwire.schedule import Number, at
 
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
     """Plain error feedback: what was not sent is added to the next gradient.
 
-    Seide et al. 2014; Karimireddy et al. 2019 (arXiv 1901.09847).
+        x = decay * residual + gradient;    residual = x - sent
+
+    With `learning_rate` the residual holds rate * gradient, so that what waits keeps the rate it
+    was computed at; means are handed back divided by the rate of the day. Seide et al. 2014;
+    Karimireddy et al. 2019 (arXiv 1901.09847).
     """
 
-    def fold(self, grad: Tensor, state: State) -> Sum:
-        like = grad.new_empty(0, dtype=working_dtype(grad.dtype))
-        return Sum(state.flat("residual", like), grad)
+    decay: Number = 1.0
+    learning_rate: bool = False
 
-    def keep(self, x: Tensor, sent: Payload, state: State) -> None:
+    def __post_init__(self) -> None:
+        if not callable(self.decay):
+            _checked_share("decay", self.decay)
+
+    def fold(self, bucket: Bucket, world: int) -> Sum:
+        grad = _gradient(bucket)
+        residual = _flat(bucket, "residual", grad)
+        decay = _checked_share("decay", at(self.decay, bucket.step))
+        if decay != 1.0:
+            residual.mul_(decay)
+        if not self.learning_rate or bucket.rates is None:
+            return Sum(residual, grad, alpha=1.0 / bucket.scale)
+        rates = [(slot, float(bucket.rates[slot.name])) for slot in bucket.layout.slots]
+        if len({rate for _, rate in rates}) > 1:
+            grad = grad.to(residual.dtype)
+            for slot, rate in rates:
+                slot.view(grad).mul_(rate)
+            folded = Sum(residual, grad, alpha=1.0 / bucket.scale)
+        else:
+            folded = Sum(residual, grad, alpha=rates[0][1] / bucket.scale)
+        folded.units = [(slot, 1.0 / rate if rate else 0.0) for slot, rate in rates]
+        return folded
+
+    def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
         sent.add_into(x, alpha=-1.0)
+        return partial(sent.add_into, x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumCorrected:
+    """DGC: momentum is applied before selection, on every worker, instead of in the optimizer.
+
+        plain:     u = m u + g;      v = v + u            nesterov:  u = m (u + g);  v = v + u + g
+
+    v is what waits to be sent: v - sent is kept. With `masking`, u is cleared where this rank's
+    own choice was sent, so that stale momentum does not push on; a dense share (warm-up, vectors)
+    leaves u as it is, which is ordinary momentum. With `clip`, the norm of every parameter's local
+    gradient is first held at clip / sqrt(workers). The optimizer must have no momentum of its own.
+    Lin et al. 2018 (arXiv 1712.01887), section 3.
+    """
+
+    momentum: Number = 0.9
+    nesterov: bool = False
+    clip: float | None = None
+    masking: bool = True
+    corrects_momentum: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not callable(self.momentum):
+            _checked_share("momentum", self.momentum)
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be a norm above 0, or None, got {self.clip!r}")
+
+    def fold(self, bucket: Bucket, world: int) -> Sum:
+        grad = _gradient(bucket)
+        u, v = _flat(bucket, "momentum", grad), _flat(bucket, "residual", grad)
+        grad = grad.to(u.dtype)
+        m = _checked_share("momentum", at(self.momentum, bucket.step))
+        finite = True
+        for slot in bucket.layout.slots:
+            here = slice(slot.offset, slot.offset + slot.numel)
+            finite &= _cleaned(grad[here], 1.0 / bucket.scale)
+            if self.clip is not None:
+                _clipped(grad[here], self.clip / math.sqrt(world))
+            if self.nesterov:
+                kernels.accumulate(u[here], grad[here])
+                kernels.accumulate(grad[here], u[here].mul_(m))
+            else:
+                kernels.accumulate(u[here].mul_(m), grad[here])
+                grad[here] = u[here]
+        folded = Sum(v, grad)
+        folded.finite = finite
+        return folded
+
+    def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
+        sent.add_into(x, alpha=-1.0)
+        index = chosen(sent) if self.masking else None
+        if index is None:
+            return partial(sent.add_into, x)
+        u = _flat(bucket, "momentum", x)
+        before = u[index]
+        u[index] = 0.0
+
+        def undo() -> None:
+            sent.add_into(x)
+            u[index] = before
+
+        return undo
+
+
+def _gradient(bucket: Bucket) -> Tensor:
+    assert isinstance(bucket.flat, Tensor), "a Remember inside a Remember would count twice"
+    return bucket.flat
+
+
+def _flat(bucket: Bucket, key: str, grad: Tensor) -> Tensor:
+    like = grad.new_empty(0, dtype=working_dtype(grad.dtype))
+    return bucket.scope("memory").flat(key, like)
+
+
+def _cleaned(grad: Tensor, weight: float) -> bool:
+    """Weighted in place, without entries that are not finite; whether there were none."""
+    finite = kernels.finite(grad)
+    if not finite:
+        torch.nan_to_num_(grad, nan=0.0, posinf=0.0, neginf=0.0)
+    if weight != 1.0:
+        grad.mul_(weight)
+    return finite
+
+
+def _clipped(grad: Tensor, limit: float) -> None:
+    norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))
+    if norm > limit:
+        grad.mul_(limit / norm)
+
+
+def _checked_share(name: str, number: float) -> float:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
+        raise ValueError(f"{name} must be in [0, 1], got {number!r}")
+    return float(number)

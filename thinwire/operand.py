@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.layout import fills_memory
+from thinwire.layout import Slot, fills_memory
 
 
 class Sum:
@@ -14,6 +14,8 @@ class Sum:
 
     `take()` adds it now, in place, for everyone else. Gradient entries that are not finite are
     left out and lower the flag `finite` of the whole sum: nothing non-finite is ever stored.
+    `grad` is scratch: a mean may be written over it. `units` says what one unit of the sum is in
+    the gradient's, where that is not one; 0.0 for a parameter of which nothing can be handed on.
     """
 
     def __init__(
@@ -22,6 +24,7 @@ class Sum:
         self.residual, self.grad, self.alpha = residual, grad, alpha
         self.root = root or self
         self.finite = True
+        self.units: list[tuple[Slot, float]] = []
         self.taken: list[tuple[int, int]] = []  # runs of the root that are added already
         self.pending = not any(start <= self._start < stop for start, stop in self.root.taken)
 

@@ -6,6 +6,7 @@ feedback. `entries` counts the numbers a payload carries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,6 +117,45 @@ class Without:
         for (start, stop), kept in zip(self.gaps, before, strict=True):
             out[start:stop] = kept
         return out
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A payload in another basis: `back` maps a flat buffer of coefficients to a flat gradient."""
+
+    inner: Payload
+    back: Callable[[Tensor], Tensor]
+
+    @property
+    def numel(self) -> int:
+        return self.inner.numel
+
+    @property
+    def entries(self) -> int:
+        return self.inner.entries
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        coefficients = self.inner.add_into(torch.zeros_like(out))
+        return out.add_(self.back(coefficients), alpha=alpha)
+
+
+def chosen(payload: Payload) -> Tensor | None:
+    """The positions this rank picked for itself, or None if it picked none: a dense share has no
+    private choice in it."""
+    if isinstance(payload, Sparse):
+        return payload.indices
+    if isinstance(payload, Parts):
+        found = [(offset, chosen(item)) for offset, item in payload.items]
+        places = [index + offset for offset, index in found if index is not None]
+        return torch.cat(places) if places else None
+    if isinstance(payload, Without):
+        index = chosen(payload.inner)
+        if index is None:
+            return None
+        for start, stop in payload.gaps:
+            index = index[(index < start) | (index >= stop)]
+        return index
+    return None
 
 
 def nothing(numel: int) -> Parts:

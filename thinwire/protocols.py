@@ -39,7 +39,7 @@ class Reduced:
     mean: Tensor
     sent: Payload
     finite: bool = True
-    undo: Callable[[], None] | None = None
+    undo: Callable[[], object] | None = None
     unused: tuple[str, ...] = ()
 
 
@@ -63,7 +63,11 @@ class Reducer(Protocol):
 
 
 class Selector(Protocol):
-    """Says *where*: k flat indices out of every row. A plain function qualifies."""
+    """Says *where*: k flat indices out of every row. A plain function qualifies.
+
+    One that must decide alike on all ranks may have `settle(states, highest)`: called after the
+    exchange with the states it has used, `highest` is the elementwise maximum over ranks.
+    """
 
     def __call__(self, rows: Tensor, k: int, state: Any) -> Tensor: ...  # (r, c) -> flat indices
 
@@ -101,9 +105,11 @@ class Collective(Protocol):
 class Memory(Protocol):
     """What happens to the part of the gradient that was not sent."""
 
-    def fold(self, grad: Tensor, state: State) -> Sum: ...
+    def fold(self, bucket: Bucket, world: int) -> Sum: ...
 
-    def keep(self, x: Tensor, sent: Payload, state: State) -> None: ...
+    def keep(
+        self, x: Tensor, sent: Payload, bucket: Bucket
+    ) -> Callable[[], object]: ...  # returns how to undo it
 
 
 class Comm(Protocol):

@@ -20,7 +20,7 @@ from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Payload, Sparse, nothing
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
-from thinwire.schedule import Number, at, checked_density
+from thinwire.schedule import ByName, Density, at, checked_density
 from thinwire.wire import Wire
 from thinwire.wire.link import Link, reduce_traffic
 
@@ -58,21 +58,25 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True)
 class Select:
-    """Keep the entries that `pick` chooses in every row of the view `over`, and merge them."""
+    """Keep the entries that `pick` chooses in every row of the view `over`, and merge them.
+
+    Where the collective takes varying counts, entries that are zero are not sent: a row of an
+    embedding that this rank has not touched costs nothing.
+    """
 
     pick: Selector
     over: View = by_layer
-    density: Number = 0.01
+    density: Density = 0.01
     collective: Collective = field(default_factory=AllGather)
     wire: Wire = field(default_factory=Wire)
 
     def __post_init__(self) -> None:
-        if not callable(self.density):
+        if not callable(self.density) and not isinstance(self.density, ByName):
             checked_density(self.density)
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        density = checked_density(at(self.density, bucket.step))
-        mine, k = self._mine(bucket, density)
+        states: list[Any] = []
+        mine, k = self._mine(bucket, states)
         link = _link(bucket, comm, self.wire)
         mine = link.rounded(mine)
         state = bucket.scope("collective")
@@ -80,42 +84,55 @@ class Select:
         mean = total.add_into(bucket.blank(), alpha=1.0 / comm.size)
         if not kernels.finite(total.values):
             return _aborted(mean, _unused(bucket, link))
+        settle = getattr(self.pick, "settle", None)
+        if settle is not None:
+            settle(states, link.highest)
         return Reduced(mean=mean, sent=share, unused=_unused(bucket, link))
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        """The price of as many entries as the density asks for."""
         flat = torch.empty(layout.numel, device="meta")
         ghost = Bucket(flat=flat, layout=layout, state={}, step=step)
-        pieces = self.over(ghost, at(self.density, step))
+        pieces = self.over(ghost, self._density(step))
         k = sum(piece.k * piece.rows.shape[0] for piece in pieces)
         return self.collective.traffic(k, layout.size, world, self.wire)
 
     def __repr__(self) -> str:
         return describe(self)
 
-    def _mine(self, bucket: Bucket, density: float) -> tuple[Sparse, int]:
+    def _density(self, step: int) -> Density:
+        if isinstance(self.density, ByName):
+            return self.density
+        return checked_density(at(self.density, step))
+
+    def _mine(self, bucket: Bucket, states: list[Any]) -> tuple[Sparse, int]:
         """What this rank offers, and how many entries everybody is expected to offer."""
         scope = bucket.scope("select")
         chosen: list[Tensor] = []
         k = 0
-        for piece in self.over(bucket, density):
-            chosen.append(piece.place(self._picked(piece, scope)))
+        for piece in self.over(bucket, self._density(bucket.step)):
+            states.append(piece.state(scope))
+            chosen.append(piece.place(self._picked(piece, states[-1])))
             k += piece.k * piece.rows.shape[0]
         flat = bucket.flat
         x = flat.residual if isinstance(flat, Sum) else flat
         none = torch.empty(0, dtype=torch.int64, device=x.device)
         indices = torch.cat([none, *chosen])
         values = x[indices].to(working_dtype(x.dtype))
+        if getattr(self.collective, "ragged", True):
+            there = values != 0
+            indices, values = indices[there], values[there]
         if not bucket.finite:  # poison the sum, so that every rank learns of it
             if not indices.numel():  # a selector that chose nothing still has to tell
                 indices = indices.new_tensor([bucket.layout.runs[0][0]])
             values = values.new_full((indices.numel(),), float("nan"))
         return Sparse(indices, values, bucket.layout.numel), k
 
-    def _picked(self, piece: Piece, scope: Any) -> Tensor:
+    def _picked(self, piece: Piece, state: Any) -> Tensor:
         rows = piece.rows
         if isinstance(rows, Sum) and not getattr(self.pick, "fused", False):
             rows = rows.take()
-        index = self.pick(rows, piece.k, piece.state(scope))  # type: ignore[arg-type]
+        index = self.pick(rows, piece.k, state)  # type: ignore[arg-type]
         expected = piece.k * piece.rows.shape[0]
         if index.numel() != expected and not getattr(self.collective, "ragged", True):
             raise ValueError(
@@ -126,11 +143,12 @@ class Select:
 
 
 def _link(bucket: Bucket, comm: Comm, wire: Wire) -> Link:
+    salt = f"{bucket.layout.fingerprint}/{bucket.step}/{comm.rank}"
     if bucket.unused is None:
-        return Link(comm, wire)
+        return Link(comm, wire, salt=salt)
     used = [slot.name not in bucket.unused for slot in bucket.layout.slots]
     device = bucket.flat.grad.device if isinstance(bucket.flat, Sum) else bucket.flat.device
-    return Link(comm, wire, torch.tensor(used, dtype=torch.uint8, device=device))
+    return Link(comm, wire, torch.tensor(used, dtype=torch.uint8, device=device), salt)
 
 
 def _unused(bucket: Bucket, link: Link) -> tuple[str, ...]:

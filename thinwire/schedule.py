@@ -1,12 +1,13 @@
 """Any number of a recipe may be a schedule: a plain function of the step.
 
 Schedules are frozen dataclasses rather than closures, so that they print what they are and two
-ranks with different schedules are told apart.
+ranks with different schedules are told apart. A density may also depend on the parameter's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 Number = float | Callable[[int], float]
@@ -52,6 +53,55 @@ class Ramp:
         return float(self.start * (self.end / self.start) ** done)
 
 
+def dgc_ramp(density: float, epochs: int, every: int) -> Piecewise:
+    """DGC's warm-up by formula: density ** ((e + 1) / (epochs + 1)) in epoch e, then the density.
+
+    An epoch is `every` steps. Lin et al. 2018 (arXiv 1712.01887), as in its authors' code.
+    """
+    rising = tuple(density ** ((e + 1) / (epochs + 1)) for e in range(epochs))
+    return stages((*rising, density), every)
+
+
+def stages(values: tuple[float, ...], every: int) -> Piecewise:
+    """These values in turn, each for `every` steps, the last from then on."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"a stage must last at least one step, got every={every!r}")
+    return Piecewise(tuple(every * (i + 1) for i in range(len(values) - 1)), values)
+
+
+@dataclass(frozen=True)
+class ByName:
+    """A density for every parameter: that of the first pattern that is found in its name."""
+
+    rules: tuple[tuple[str, Number], ...]
+
+    @staticmethod
+    def of(densities: Mapping[str, Number]) -> ByName:
+        for pattern, density in densities.items():
+            _compiles(pattern)
+            if not callable(density):
+                checked_density(density)
+        return ByName(tuple(densities.items()))
+
+    def at(self, name: str, step: int) -> float:
+        for pattern, density in self.rules:
+            if re.search(pattern, name):
+                return at(density, step)
+        known = ", ".join(repr(pattern) for pattern, _ in self.rules)
+        raise ValueError(
+            f"no density for parameter {name!r} (patterns are {known}); end with '': 0.01"
+        )
+
+
+Density = Number | ByName
+
+
+def density_at(density: Density, step: int, name: str) -> float:
+    """The density of a parameter at this step, checked."""
+    here = density.at(name, step) if isinstance(density, ByName) else at(density, step)
+    return checked_density(here)
+
+
 def checked_density(density: float) -> float:
     """The density itself, or a ValueError that says what would do."""
     if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
@@ -60,3 +110,13 @@ def checked_density(density: float) -> float:
             "1.0 keeps all"
         )
     return float(density)
+
+
+def _compiles(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"{pattern!r} is not a pattern ({error}); write a regular expression that is found in "
+            "the parameter's name, e.g. 'head.*weight'"
+        ) from None

@@ -8,8 +8,8 @@ import torch
 from thinwire import Bucket, recipes
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
+from thinwire.draws import shared_seed
 from thinwire.frames.lowrank import LowRank, orthonormal
-from thinwire.frames.shared import shared_seed
 from thinwire.layout import Layout
 from thinwire.reducers import Project
 

@@ -59,7 +59,7 @@ class _Step:
 
     draft: Draft = field(default_factory=dict)
     finite: bool = True
-    undos: list[Callable[[], None]] = field(default_factory=list)
+    undos: list[Callable[[], object]] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
 
 

@@ -15,7 +15,7 @@ the last pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from thinwire import payload
 from thinwire.bucket import Bucket
-from thinwire.frames.shared import shared_seed
+from thinwire.draws import shared_seed
 from thinwire.layout import Layout, Slot
 from thinwire.operand import working_dtype
 from thinwire.payload import Dense, Parts, Payload
@@ -66,19 +66,18 @@ class _Factor:
 class LowRank:
     """`rank` columns a matrix; `rounds` 1 is ACP-SGD, 2 is PowerSGD.
 
-    A matrix is factored if its factors, times `min_saving`, are smaller than itself.
+    A matrix is factored if its factors, times `min_saving`, are smaller than itself. A rank that
+    changes with the step keeps the columns it has learnt.
     """
 
-    rank: int = 4
+    rank: int | Callable[[int], float] = 4
     rounds: int = 1
     min_saving: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise ValueError(
-                f"rank must be a whole number of at least 1, got {self.rank!r}; 4 is the default"
-            )
+        if not callable(self.rank):
+            _checked_rank(self.rank)
         if not self.min_saving >= 0:
             raise ValueError(
                 f"min_saving must not be negative, got {self.min_saving!r}; 1.0 is the default"
@@ -88,19 +87,21 @@ class LowRank:
         x = bucket.take()
         x = x.to(working_dtype(x.dtype))
         scope = bucket.scope("frame")
-        factored = [slot for slot in bucket.layout.slots if self._shrinks(slot)]
+        rank = self._rank_at(bucket.step)
+        factored = [slot for slot in bucket.layout.slots if self._shrinks(slot, rank)]
         riders = [slot for slot in bucket.layout.slots if slot.numel and slot not in factored]
         for number in range(self.rounds):
             last = number == self.rounds - 1
             if not (factored or last):
                 continue
-            factors = [self._factor(slot, scope.of(slot), x) for slot in factored]
+            factors = [self._factor(slot, scope.of(slot), x, rank) for slot in factored]
             yield self._pass(x, factors, riders if last else [], scope)
 
     def sizes(self, layout: Layout, step: int) -> list[int]:
-        matrices = [slot for slot in layout.slots if self._shrinks(slot)]
+        rank = self._rank_at(step)
+        matrices = [slot for slot in layout.slots if self._shrinks(slot, rank)]
         riders = sum(slot.numel for slot in layout.slots) - sum(slot.numel for slot in matrices)
-        by_side = [sum(s.matrix[side] * self._rank(s) for s in matrices) for side in (P, Q)]
+        by_side = [sum(s.matrix[side] * _columns(s, rank) for s in matrices) for side in (P, Q)]
         if self.rounds == 1:
             return [by_side[step % 2] + riders]
         return ([by_side[P]] if matrices else []) + [by_side[Q] + riders]
@@ -129,24 +130,39 @@ class LowRank:
 
         return Pass(coefficients=torch.cat([x[:0], *parts]), lift=lift, learn=learn)
 
-    def _factor(self, slot: Slot, state: dict[str, Any], x: Tensor) -> _Factor:
+    def _factor(self, slot: Slot, state: dict[str, Any], x: Tensor, rank: int) -> _Factor:
         side = int(state.get("side", P))
-        basis = state.get("basis")
-        r = self._rank(slot)
-        if basis is None or basis.shape != (slot.matrix[1 - side], r):
+        rows, r = slot.matrix[1 - side], _columns(slot, rank)
+        learnt = state.get("basis")
+        if learnt is None or learnt.shape[0] != rows:
+            learnt = x.new_empty(rows, 0)
+        if learnt.shape[1] < r:
             draw = torch.Generator().manual_seed(shared_seed(self.seed, side, slot.name))
-            basis = torch.randn(slot.matrix[1 - side], r, generator=draw)
-        return _Factor(slot, side, orthonormal(basis.to(x.device, x.dtype)))
+            drawn = torch.randn(rows, r, generator=draw)[:, learnt.shape[1] :]
+            learnt = torch.cat([learnt, drawn.to(learnt.device, learnt.dtype)], dim=1)
+        return _Factor(slot, side, orthonormal(learnt[:, :r].to(x.device, x.dtype)))
 
-    def _rank(self, slot: Slot) -> int:
-        return min(self.rank, *slot.matrix)
+    def _rank_at(self, step: int) -> int:
+        return _checked_rank(self.rank(step)) if callable(self.rank) else self.rank
 
-    def _shrinks(self, slot: Slot) -> bool:
+    def _shrinks(self, slot: Slot, rank: int) -> bool:
         n, m = slot.matrix
         if len(slot.shape) < 2 or slot.numel == 0:
             return False
-        sent = self._rank(slot) * (n + m) / (2 if self.rounds == 1 else 1)
+        sent = _columns(slot, rank) * (n + m) / (2 if self.rounds == 1 else 1)
         return sent * self.min_saving < slot.numel
+
+
+def _columns(slot: Slot, rank: int) -> int:
+    return min(rank, *slot.matrix)
+
+
+def _checked_rank(rank: float) -> int:
+    if isinstance(rank, bool) or rank is None or rank < 1 or rank != int(rank):
+        raise ValueError(
+            f"rank must be a whole number of at least 1, got {rank!r}; 4 is the default"
+        )
+    return int(rank)
 
 
 def orthonormal(basis: Tensor) -> Tensor:  # (n, r) -> (n, r)

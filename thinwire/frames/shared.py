@@ -7,7 +7,6 @@ values travel (random-k).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,12 +15,13 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.bucket import Bucket, budget
+from thinwire.bucket import Bucket, kept
+from thinwire.draws import shared_seed
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Parts, Payload, Sparse
 from thinwire.protocols import Pass
-from thinwire.schedule import Number, at, checked_density
+from thinwire.schedule import ByName, Density, checked_density
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class SharedCoordinates:
     Stich et al. 2018 (arXiv 1809.07599).
     """
 
-    density: Number = 0.01
+    density: Density = 0.01
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not callable(self.density):
+        if not callable(self.density) and not isinstance(self.density, ByName):
             checked_density(self.density)
 
     def passes(self, bucket: Bucket) -> Iterator[Pass]:
@@ -70,25 +70,18 @@ class SharedCoordinates:
         )
 
     def sizes(self, layout: Layout, step: int) -> list[int]:
-        density = at(self.density, step)
-        return [sum(budget(slot.numel, density) for slot in layout.slots if slot.numel)]
+        return [sum(kept(slot, self.density, step) for slot in layout.slots if slot.numel)]
 
     def _drawn(self, bucket: Bucket) -> Iterator[Tensor]:
-        density = checked_density(at(self.density, bucket.step))
         for slot in bucket.layout.slots:
             if slot.numel:
-                yield self._of_slot(slot, budget(slot.numel, density), bucket.step)
+                k = kept(slot, self.density, bucket.step)
+                yield self._of_slot(slot, k, bucket.step)
 
     def _of_slot(self, slot: Slot, k: int, step: int) -> Tensor:
         draw = np.random.default_rng(shared_seed(self.seed, step, slot.name))
         chosen = draw.choice(slot.numel, size=k, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen)) + slot.offset
-
-
-def shared_seed(seed: int, step: int, name: str) -> int:
-    """A number all ranks derive alike; the global random state is never touched."""
-    digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
 
 
 def _at_runs(packed: Tensor, layout: Layout) -> Payload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from thinwire.wire.blocks import Fp8, Int8, Natural, Signs
 from thinwire.wire.indices import Int32
 from thinwire.wire.values import Bf16, Exact, Half, ValueCodec
 
@@ -20,7 +21,15 @@ class Wire:
         return self.values.nbytes(k, itemsize) + self.indices.nbytes(k)
 
 
-_NAMED: dict[str, ValueCodec] = {"fp32": Exact(), "fp16": Half(), "bf16": Bf16()}
+_NAMED: dict[str, ValueCodec] = {
+    "fp32": Exact(),
+    "fp16": Half(),
+    "bf16": Bf16(),
+    "fp8": Fp8(),
+    "int8": Int8(),
+    "natural": Natural(),
+    "sign": Signs(),
+}
 
 
 def wire(name: str | Wire) -> Wire:

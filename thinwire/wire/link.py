@@ -6,6 +6,8 @@ one bit a parameter, set if this rank had a gradient for it. `heard()` is the un
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import torch
 from torch import Tensor
 
@@ -17,24 +19,29 @@ from thinwire.wire import Wire
 
 
 class Link:
-    """Comm plus wire, for one reduction."""
+    """Comm plus wire, for one reduction; `salt` names it, for codes that round at random."""
 
-    def __init__(self, comm: Comm, wire: Wire, note: Tensor | None = None) -> None:
-        self.comm, self.wire, self._note = comm, wire, note
+    def __init__(self, comm: Comm, wire: Wire, note: Tensor | None = None, salt: str = "") -> None:
+        self.comm, self.wire, self._note, self._salt = comm, wire, note, salt
         self._heard: Tensor | None = None
+        self._messages = 0
+        self._encoded: tuple[Tensor, Tensor] | None = None  # rounded values, and their bytes
 
     def rounded(self, mine: Sparse) -> Sparse:
         """What the others will read: the values after the wire's round trip."""
         codec = self.wire.values
         if codec.exact:
             return mine
-        values = codec.decode(codec.encode(mine.values), mine.entries, mine.values.dtype)
+        message = self._encode(mine.values)
+        values = codec.decode(message, mine.entries, mine.values.dtype)
+        self._encoded = (values, message)
         return Sparse(mine.indices, values, mine.numel)
 
     def all_gather(self, mine: Sparse, *, ragged: bool) -> list[Sparse]:
         """Everyone's payload, in rank order."""
-        values = self.wire.values.encode(mine.values)
-        message = torch.cat([values, self.wire.indices.encode(mine.indices, mine.numel)])
+        message = torch.cat(
+            [self._encode(mine.values), self.wire.indices.encode(mine.indices, mine.numel)]
+        )
         message = self._with_note(message)
         sizes = None if ragged else [message.numel()] * self.comm.size
         parts = [self._without_note(part) for part in self.comm.all_gather(message, sizes)]
@@ -51,6 +58,11 @@ class Link:
         both = self.comm.all_reduce(torch.cat([mean, self._note.to(mean.dtype)]))
         self._heard = both[x.numel() :] > 0
         return both[: x.numel()], x
+
+    def highest(self, votes: Tensor) -> Tensor:
+        """The largest vote of any rank, place by place; as many votes on every rank."""
+        everyone = self.comm.all_gather(votes, [votes.numel()] * self.comm.size)
+        return torch.stack(everyone).amax(dim=0)
 
     def heard(self) -> Tensor | None:
         """Which parameters any rank had a gradient for, or None where nobody keeps track."""
@@ -69,14 +81,15 @@ class Link:
         x = x.to(working_dtype(x.dtype))
         chunk = -(-x.numel() // world)
         padded = torch.cat([x, x.new_zeros(chunk * world - x.numel())])
-        sent = [codec.encode(part) for part in padded.split(chunk)] if chunk else []
+        sent = [self._encode(part) for part in padded.split(chunk)] if chunk else []
         if not sent:
             return x, x
         width = sent[0].numel()
         exact = x.new_zeros(chunk)
         for part in self.comm.all_to_all(sent, [width] * world):
             exact.add_(codec.decode(part, chunk, x.dtype), alpha=1.0 / world)
-        message = self._with_note(codec.encode(exact))
+        exact[max(0, x.numel() - self.comm.rank * chunk) :] = 0.0  # what rounding made of padding
+        message = self._with_note(self._encode(exact))
         parts = self.comm.all_gather(message, [message.numel()] * world)
         means = [codec.decode(self._without_note(part), chunk, x.dtype) for part in parts]
         shares = [codec.decode(part, chunk, x.dtype) for part in sent]
@@ -92,10 +105,16 @@ class Link:
         indices = self.wire.indices.decode(message[cut:], k, mine.numel)
         return Sparse(indices, values, mine.numel)
 
+    def _encode(self, values: Tensor) -> Tensor:
+        """The bytes of these values; of values rounded before, the very bytes they came from."""
+        if self._encoded is not None and self._encoded[0] is values:
+            return self._encoded[1]
+        self._messages += 1
+        return self.wire.values.encode(values, f"{self._salt}/{self._messages}")
+
     def _pairs(self, size: int, itemsize: int) -> int:
-        """How many pairs a message of this size holds: `nbytes` is linear in k."""
-        empty = self.wire.nbytes(0, itemsize)
-        return (size - empty) // (self.wire.nbytes(1, itemsize) - empty)
+        """How many pairs a message of this size holds: every pair makes it longer."""
+        return bisect_left(range(size), size, key=lambda k: self.wire.nbytes(k, itemsize))
 
     def _with_note(self, message: Tensor) -> Tensor:
         return message if self._note is None else torch.cat([message, self._note])

@@ -17,13 +17,16 @@ from thinwire.protocols import WireError
 
 
 class ValueCodec(Protocol):
-    """Numbers to bytes; `nbytes` answers without doing the work."""
+    """Numbers to bytes; `nbytes` answers without doing the work.
+
+    A code that rounds at random draws from its own seed and the `salt`, which names the message.
+    """
 
     exact: ClassVar[bool]
 
     def nbytes(self, n: int, itemsize: int = 4) -> int: ...
 
-    def encode(self, x: Tensor) -> Tensor: ...  # (n,) -> (nbytes,) uint8
+    def encode(self, x: Tensor, salt: str = "") -> Tensor: ...  # (n,) -> (nbytes,) uint8
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor: ...
 
@@ -37,7 +40,7 @@ class Exact:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return n * itemsize
 
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor, salt: str = "") -> Tensor:
         return x.contiguous().view(torch.uint8)
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
@@ -59,7 +62,7 @@ class Half:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 + 2 * n
 
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor, salt: str = "") -> Tensor:
         largest = float(torch.linalg.vector_norm(x, float("inf"))) if x.numel() else 0.0
         power = 0
         if math.isfinite(largest) and largest > 0:
@@ -87,7 +90,7 @@ class Bf16:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 2 * n
 
-    def encode(self, x: Tensor) -> Tensor:
+    def encode(self, x: Tensor, salt: str = "") -> Tensor:
         x = _below_overflow(x, torch.finfo(torch.bfloat16).max)
         return x.to(torch.bfloat16).view(torch.uint8)
 

@@ -1,0 +1,119 @@
+"""Every published algorithm as one expression, with its citation: the table of contents.
+
+A recipe is a function that returns a reducer. Numbers may be schedules; defaults are the paper's,
+without warm-up. `parse("adtopk(density=0.01)")` reads the same call from a string, in which a
+number may be written as a schedule: "topk(density=Ramp(start=0.25, end=0.01, steps=500))".
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from thinwire import schedule
+from thinwire.protocols import Reducer
+from thinwire.recipes.alldimension import adtopk
+from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
+from thinwire.recipes.sparse import demo_dct, dgc, gaussiank, redsync, sidco, threshold, topk
+from thinwire.recipes.values import (
+    bf16,
+    dense,
+    fp8,
+    half,
+    int8,
+    natural,
+    onebit,
+    qsgd,
+    signsgd,
+    terngrad,
+)
+
+__all__ = [
+    "acpsgd",
+    "adtopk",
+    "bf16",
+    "demo_dct",
+    "dense",
+    "dgc",
+    "fp8",
+    "gaussiank",
+    "half",
+    "int8",
+    "natural",
+    "onebit",
+    "powersgd",
+    "qsgd",
+    "randomk",
+    "redsync",
+    "sidco",
+    "signsgd",
+    "terngrad",
+    "threshold",
+    "topk",
+]  # fmt: skip
+
+SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")
+
+
+def names() -> list[str]:
+    """All recipes."""
+    return list(__all__)
+
+
+def parse(call: str) -> Reducer:
+    """A recipe written as a call with literal arguments, e.g. "topk(density=0.01)"."""
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(
+            f"a recipe is written as a call, topk(density=0.01), got {call!r}"
+        ) from None
+    node = tree if isinstance(tree, ast.Call) else ast.Call(func=tree, args=[], keywords=[])
+    name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+    if name not in names():
+        raise UnknownRecipe(name)
+    try:
+        args = [_argument(arg) for arg in node.args]
+        keywords = {str(k.arg): _argument(k.value) for k in node.keywords}
+    except ValueError:
+        raise ValueError(
+            f"arguments of a recipe must be literals, or schedules ({', '.join(SCHEDULES)}), got "
+            f"{call!r}"
+        ) from None
+    reducer: Reducer = _called(getattr(sys.modules[__name__], name), args, keywords, call)
+    return reducer
+
+
+class UnknownRecipe(ValueError, AttributeError):
+    """No recipe of that name; the message lists those there are."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"unknown recipe {name!r}; known are {', '.join(names())}")
+
+
+def __getattr__(name: str) -> Callable[..., Reducer]:
+    raise UnknownRecipe(name)
+
+
+def _argument(node: ast.expr) -> Any:
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    if not isinstance(node.func, ast.Name) or node.func.id not in SCHEDULES:
+        raise ValueError
+    args = [ast.literal_eval(arg) for arg in node.args]
+    keywords = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    return _called(getattr(schedule, node.func.id), args, keywords, ast.unparse(node))
+
+
+def _called(
+    function: Callable[..., Any], args: list[Any], keywords: dict[str, Any], call: str
+) -> Any:
+    try:
+        inspect.signature(function).bind(*args, **keywords)
+    except TypeError as error:
+        known = f"{function.__name__}{inspect.signature(function)}"
+        raise ValueError(f"{call!r}: {error}; the recipe is {known}") from None
+    return function(*args, **keywords)

@@ -1,0 +1,142 @@
+"""ADTopk whole: all-dimension top-k, interleaved with flat top-k, with estimated thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thinwire.bucket import Bucket, View, by_dim0, by_dim1, by_layer, by_longer, by_row
+from thinwire.combinators import Alternate, Route, Rule
+from thinwire.combinators import dense as _dense
+from thinwire.layout import Layout, Slot
+from thinwire.protocols import Collective, Memory, Reducer, Selector
+from thinwire.recipes.options import Densities, densities, merge, remembered, rule
+from thinwire.reducers import Select
+from thinwire.schedule import ByName, Density
+from thinwire.selectors.drift import Drifting
+from thinwire.selectors.topk import topk
+from thinwire.wire import Wire
+from thinwire.wire import wire as as_wire
+
+ROWS: dict[str, View] = {"matrix": by_row, "dim1": by_dim1, "longer": by_longer, "dim0": by_dim0}
+
+
+def vectors(slot: Slot) -> bool:
+    """ADTopk's rule for what stays dense: biases and norms, anything with one entry a row."""
+    return len(slot.shape) <= 1 or slot.numel == slot.shape[0]
+
+
+@dataclass(frozen=True)
+class StaysDense:
+    """The caller's rule, and whatever would be sent whole anyway: dense needs no indices for it."""
+
+    rule: Rule
+    over: View
+    density: Density
+
+    def __call__(self, slot: Slot) -> bool:
+        return self.rule(slot) or self._whole(slot)
+
+    def _whole(self, slot: Slot) -> bool:
+        varies = isinstance(self.density, ByName) and any(
+            callable(d) for _, d in self.density.rules
+        )
+        if callable(self.density) or varies:
+            return False
+        flat = torch.empty(slot.offset + slot.numel, device="meta")
+        bucket = Bucket(flat=flat, layout=Layout((slot,), flat.numel()), state={})
+        return all(piece.k == piece.rows.shape[1] for piece in self.over(bucket, self.density))
+
+
+@dataclass(frozen=True)
+class VectorsAnd:
+    """What is dense by ADTopk's own rule, and what the caller names."""
+
+    more: Rule
+
+    def __call__(self, slot: Slot) -> bool:
+        return vectors(slot) or self.more(slot)
+
+
+def adtopk(
+    density: Densities = 0.01,
+    *,
+    interleave: bool | tuple[int, int] | None = None,
+    estimate: bool | int = False,
+    rows: str | View = "matrix",
+    steps: int | None = None,
+    fraction: float = 0.75,
+    dense: Rule | Sequence[str] | None = vectors,
+    no_feedback: Rule | Sequence[str] = (),
+    collective: Collective | None = None,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+) -> Reducer:
+    """All-dimension top-k: some entries of every row.
+
+    `rows` says what a row is: "matrix" (output channel x rest), "dim1" (as published code does),
+    "longer", "dim0". `interleave` alternates with flat top-k, (2, 1) two steps to one; with
+    `steps`, the length of the training, only up to that `fraction` of it. `estimate` (a first
+    interval, or True for 5) remembers the flat threshold. Parameters for which `dense` holds (a
+    rule, or patterns besides the vectors) are averaged whole, None compresses all; `no_feedback`
+    ones keep no residual. Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
+    """
+    over = ROWS.get(rows) if isinstance(rows, str) else rows
+    if over is None or not callable(over):
+        raise ValueError(f"rows must be one of {', '.join(ROWS)} (or a view), got {rows!r}")
+    merged, coded = merge(collective, ragged=collective is None), as_wire(wire)
+
+    def select(pick: Selector, view: View) -> Select:
+        kept = densities(density)
+        return Select(pick=pick, over=view, density=kept, collective=merged, wire=coded)
+
+    inner: Reducer = select(topk, over)
+    period = _period(interleave, estimate)
+    if period is not None:
+        flat = select(_flat_pick(estimate), by_layer)
+        inner = Alternate(inner, flat, period, _until(steps, fraction))
+    elif steps is not None:
+        raise ValueError("steps ends the interleaving, got steps without it; set interleave=True")
+    if dense is not None:
+        given = dense if callable(dense) else VectorsAnd(rule("dense", dense))
+        inner = Route(StaysDense(given, over, densities(density)), _dense(), inner)
+    fed = remembered(memory, warmup, inner)
+    if not no_feedback or fed is inner:
+        return fed
+    return Route(rule("no_feedback", no_feedback), remembered("none", warmup, inner), fed)
+
+
+def _period(
+    interleave: bool | tuple[int, int] | None, estimate: bool | int
+) -> tuple[int, int] | None:
+    if interleave is None:
+        interleave = bool(estimate)  # only flat turns have a threshold to estimate
+    if interleave is False and estimate:
+        raise ValueError(
+            "estimate is for the flat turns of interleaving, got interleave=False; set "
+            "interleave=True"
+        )
+    if isinstance(interleave, bool):
+        return (1, 1) if interleave else None
+    return tuple(interleave)  # type: ignore[return-value]  # Alternate checks it
+
+
+def _flat_pick(estimate: bool | int) -> Selector:
+    if estimate is False:
+        return topk
+    return (
+        Drifting() if estimate is True else Drifting(interval=estimate, shortest=min(5, estimate))
+    )
+
+
+def _until(steps: int | None, fraction: float) -> int | None:
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1] of the training, got {fraction!r}")
+    if steps is None:
+        return None
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be the number of steps of the training, got {steps!r}")
+    return round(fraction * steps)

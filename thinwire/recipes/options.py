@@ -1,0 +1,105 @@
+"""What recipes share: how `memory=`, `wire=`, `collective=` and `density=` are read and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from thinwire.bucket import View
+from thinwire.collectives.gather import AllGather
+from thinwire.combinators import Remember, Rule, Warmup
+from thinwire.layout import Slot
+from thinwire.memory import MomentumCorrected, Residual
+from thinwire.protocols import Collective, Memory, Reducer, Selector
+from thinwire.reducers import Select
+from thinwire.schedule import ByName, Density, Number
+from thinwire.wire import Wire
+from thinwire.wire import wire as as_wire
+
+Densities = Number | Mapping[str, Number]  # one, or one for each pattern found in a name
+
+
+@dataclass(frozen=True)
+class Named:
+    """A rule: the parameters in whose names one of these patterns is found."""
+
+    patterns: tuple[str, ...]
+
+    def __call__(self, slot: Slot) -> bool:
+        return any(re.search(pattern, slot.name) for pattern in self.patterns)
+
+
+def rule(option: str, given: Rule | Sequence[str]) -> Rule:
+    """A rule of the caller's: a function of the slot, or patterns for its name."""
+    if callable(given):
+        return given
+    if isinstance(given, str) or not all(isinstance(pattern, str) for pattern in given):
+        raise ValueError(
+            f"{option} must be a rule (slot -> bool) or a list of patterns, got {given!r}; e.g. "
+            f"{option}=['head.*weight']"
+        )
+    for pattern in given:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{option}: {pattern!r} is not a pattern ({error})") from None
+    return Named(tuple(given))
+
+
+def densities(density: Densities) -> Density:
+    return ByName.of(density) if isinstance(density, Mapping) else density
+
+
+def merge(collective: Collective | None, *, ragged: bool) -> Collective:
+    """The caller's collective, or an all-gather that takes the counts this recipe has."""
+    if collective is not None and not callable(getattr(collective, "sum", None)):
+        raise ValueError(f"collective must have sum(...), e.g. AllGather(), got {collective!r}")
+    if ragged and not getattr(collective, "ragged", True):
+        raise ValueError(
+            f"this recipe's counts vary, got collective={collective!r}; use AllGather(ragged=True)"
+        )
+    return collective or AllGather(ragged=ragged)
+
+
+def sparse(
+    pick: Selector,
+    over: View,
+    *,
+    density: Densities,
+    collective: Collective | None,
+    memory: str | Memory,
+    wire: str | Wire,
+    warmup: int,
+    ragged: bool = True,
+) -> Reducer:
+    """The frame of every sparse recipe: one Select, with a memory around it."""
+    select = Select(
+        pick=pick,
+        over=over,
+        density=densities(density),
+        collective=merge(collective, ragged=ragged),
+        wire=as_wire(wire),
+    )
+    return remembered(memory, warmup, select)
+
+
+def remembered(memory: str | Memory, warmup: int, inner: Reducer) -> Reducer:
+    """Memory outside, warm-up inside it: a dense step delivers the residual at once."""
+    inner = inner if warmup == 0 else Warmup(warmup, inner)
+    kept = named_memory(memory)
+    return inner if kept is None else Remember(inner, kept)
+
+
+def named_memory(memory: str | Memory) -> Memory | None:
+    if memory == "none":
+        return None
+    if memory == "residual":
+        return Residual()
+    if memory == "momentum":
+        return MomentumCorrected()
+    if isinstance(memory, str) or not (hasattr(memory, "fold") and hasattr(memory, "keep")):
+        raise ValueError(
+            f"memory must be 'none', 'residual' or 'momentum' (or a Memory), got {memory!r}"
+        )
+    return memory

@@ -1,0 +1,80 @@
+"""ADTopk's threshold estimation: the last exact threshold serves until it has probably drifted.
+
+Each layer has an interval. When it is over, the exact k-th magnitude is taken again; with
+epsilon = theta / 10 and the drift D = |new theta - old theta| the interval then
+
+    D < epsilon / 2: grows by 2;   D < epsilon: by 1;   D <= 2 epsilon: shrinks by 1;   else: by 2
+
+Every rank votes with its own drift and the largest one counts, so that intervals are the same
+everywhere. ADTopk, HPDC 2024 (doi 10.1145/3625549.3658678), section on threshold estimation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.selectors.threshold import Memo, above, exact, magnitudes, settled
+
+CHANGES = (2, 1, -1, -2)  # of the interval, by how far the threshold has drifted
+TOLERANCE = 0.1  # epsilon as a share of the threshold
+BOUNDS = (0.5, 2.0)  # times k: what a remembered threshold may let through
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting:
+    """Flat top-k by a remembered threshold, with an interval for every layer.
+
+    Exact for the first `warmup` turns; the interval starts at `interval` and is never below
+    `shortest`.
+    """
+
+    interval: int = 5
+    shortest: int = 5
+    warmup: int = 15
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.interval:
+            raise ValueError(
+                f"the interval must be at least the shortest one, got interval={self.interval}, "
+                f"shortest={self.shortest}"
+            )
+
+    def __call__(self, rows: Tensor, k: int, state: Memo) -> Tensor:  # (1, n) -> (count,)
+        size = magnitudes(rows)
+        state.pop("vote", None)
+        if not kernels.finite(size):
+            return kernels.topk(rows, k)
+        turn = int(state.get("turn", 0))
+        state["turn"] = turn + 1
+        if turn < self.warmup or turn >= int(state.get("due", 0)) or state["k"] != k:
+            return self._exactly(rows, size, k, state, turn)
+        theta, _ = settled(size, k, float(state["threshold"]), BOUNDS, state)
+        state["threshold"] = theta
+        return above(size, theta, int(BOUNDS[1] * k))
+
+    def settle(self, states: Sequence[Memo], highest: Callable[[Tensor], Tensor]) -> None:
+        """After the exchange: every layer whose interval was over gets a new one, agreed by all."""
+        voting = [state for state in states if "vote" in state]
+        if not voting:  # the same on all ranks: turns and intervals are
+            return
+        votes = torch.tensor([state["vote"] for state in voting], dtype=torch.uint8)
+        for state, vote in zip(voting, highest(votes).tolist(), strict=True):
+            interval = max(self.shortest, int(state["interval"]) + CHANGES[vote])
+            state.update(interval=interval, due=state["turn"] + interval)
+
+    def _exactly(self, rows: Tensor, size: Tensor, k: int, state: Memo, turn: int) -> Tensor:
+        theta = exact(size, k, state)
+        if turn >= self.warmup and state.get("k") == k:
+            drift = abs(float(state["anchor"]) - theta)
+            epsilon = TOLERANCE * float(state["anchor"])
+            edges = (epsilon / 2, epsilon, 2 * epsilon)
+            state["vote"] = (drift >= edges[0]) + (drift >= edges[1]) + (drift > edges[2])
+        interval = int(state.get("interval", self.interval))
+        state.update(threshold=theta, anchor=theta, interval=interval, k=k)
+        state["due"] = state["turn"] + interval
+        return kernels.topk(rows, k)
