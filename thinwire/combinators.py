@@ -8,7 +8,7 @@ conservation law through unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,11 +22,12 @@ from thinwire.frames.shared import Identity
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Mapped, Parts, nothing
-from thinwire.protocols import Comm, Reduced, Reducer, Traffic
+from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
 from thinwire.reducers import Project, Select
 from thinwire.remember import Remember
 
-__all__ = ["Alternate", "InBasis", "Remember", "Route", "Warmup", "Watch", "dense", "dense_form"]
+__all__ = ["Alternate", "InBasis", "Remember", "Route", "Warmup", "Watch", "dense", "dense_form",
+           "memories", "remembers"]  # fmt: skip
 
 Rule = Callable[[Slot], bool]
 
@@ -47,6 +48,14 @@ def remembers(recipe: Reducer) -> bool:
     if isinstance(recipe, Watch | InBasis):
         return remembers(recipe.inner)
     return not isinstance(recipe, Project | Select)
+
+
+def memories(part: Any) -> list[Memory]:
+    """All memories somewhere in a recipe."""
+    if hasattr(part, "fold") and hasattr(part, "keep"):
+        return [part]
+    inside = fields(part) if is_dataclass(part) else ()
+    return [found for f in inside for found in memories(getattr(part, f.name))]
 
 
 def dense_form(recipe: Reducer) -> Reducer:

@@ -40,6 +40,32 @@ def describe(thing: Any, depth: int = 0) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
+def sketch(thing: Any) -> str:
+    """The same for people: parts by name, with what is not their default."""
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        shown = [
+            sketch(getattr(thing, f.name))
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            else f"{f.name}={sketch(getattr(thing, f.name))}"
+            for f in dataclasses.fields(thing)
+            if getattr(thing, f.name) != _default(f)
+        ]
+        return type(thing).__name__ + (f"({', '.join(shown)})" if shown else "")
+    if isinstance(thing, types.FunctionType):
+        return thing.__name__
+    if isinstance(thing, float):
+        return f"{thing:.4g}"
+    if isinstance(thing, tuple):
+        return f"({', '.join(map(sketch, thing))})"
+    return repr(thing)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
 def _digest(function: types.FunctionType, depth: int) -> str:
     cells = [_content(cell) for cell in function.__closure__ or ()]
     around = describe((function.__defaults__, function.__kwdefaults__, cells), depth + 1)

@@ -1,11 +1,19 @@
-"""What `attach` and `distribute` refuse: one message each, with the reason and the remedy."""
+"""What `attach` and `distribute` refuse: one message each, with the reason and the remedy.
+
+And what they read from the optimizer.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from torch import Tensor
 from torch.optim import Optimizer
+
+from thinwire.combinators import memories
+
+log = logging.getLogger(__name__)
 
 
 def check_recipe(recipe: object) -> None:
@@ -44,6 +52,38 @@ def check_parameters(parameters: Mapping[str, Tensor]) -> None:
                 f"{name} has an optimizer that steps inside backward, before gradients are "
                 "averaged; step after backward"
             )
+
+
+def check_memories(recipe: object, optimizer: Optimizer | None) -> None:
+    """What a memory wants of the optimizer: its learning rates, or that it has no momentum."""
+    kept = memories(recipe)
+    if any(getattr(memory, "learning_rate", False) for memory in kept) and optimizer is None:
+        raise ValueError(
+            "this recipe keeps learning rate x gradient and must see the rates: pass "
+            "attach(model, recipe, optimizer=optimizer)"
+        )
+    if not any(getattr(memory, "corrects_momentum", False) for memory in kept):
+        return
+    if optimizer is None:
+        log.warning(
+            "this recipe applies momentum itself; the optimizer must have none (pass optimizer=... "
+            "to have it checked)"
+        )
+        return
+    for number, group in enumerate(optimizer.param_groups):
+        momentum = group.get("momentum") or (group.get("betas") or (0.0,))[0]
+        if momentum:
+            raise ValueError(
+                f"momentum would be applied twice: by this recipe, and by "
+                f"{type(optimizer).__name__} (momentum {momentum} in parameter group {number}); "
+                "give the optimizer none, or use memory='residual'"
+            )
+
+
+def learning_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+    """The rate of the day by parameter name; what the optimizer does not train has none."""
+    rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    return {name: rates.get(id(p), 0.0) for name, p in parameters.items()}
 
 
 def check_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ annotations in this file: DDP compares the hook's annotations with the classes t
 import logging
 import weakref
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from torch.optim import Optimizer
 
 from thinwire.combinators import remembers
 from thinwire.engine.checks import (
+    check_memories,
     check_optimizer,
     check_parameters,
     check_recipe,
     check_timeout,
+    learning_rates,
 )
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival
@@ -42,8 +45,10 @@ def attach(
 ) -> Sync:
     """Average this model's gradients as the recipe says, overlapped with backward.
 
-    Call it on every rank, after DDP is built. Give the `GradScaler`, if there is one, so that
-    residuals are kept in unscaled units. No rank waits longer than `timeout` seconds for another.
+    Call it on every rank, after DDP is built. Give the optimizer, so that what the recipe needs
+    of it (learning rates, no second momentum) can be read and checked, and the `GradScaler`, if
+    there is one, so that residuals are kept in unscaled units. No rank waits longer than `timeout`
+    seconds for another.
     """
     parameters = _checked(model, recipe, optimizer, timeout)
     names = {id(p): name for name, p in model.module.named_parameters()}
@@ -51,7 +56,8 @@ def attach(
     tracks_unused = bool(model.find_unused_parameters) and remembers(recipe)
     peers = Peers(model.process_group, timeout)
     slots = Layout.of(parameters).slots
-    sync = Sync(recipe, list(slots), peers, scaler, tracks_unused)
+    rates = partial(learning_rates, optimizer, parameters) if optimizer is not None else None
+    sync = Sync(recipe, list(slots), peers, scaler, tracks_unused, rates)
     dispatcher = _dispatchers.get(model)
     if dispatcher is None:
         dispatcher = _dispatchers[model] = _Dispatcher(model)
@@ -189,4 +195,5 @@ def _checked(
     check_parameters(parameters)
     if optimizer is not None:
         check_optimizer(optimizer, parameters)
+    check_memories(recipe, optimizer)
     return dict(parameters)

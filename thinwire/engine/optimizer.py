@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -15,10 +16,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.engine.checks import (
+    check_memories,
     check_optimizer,
     check_parameters,
     check_recipe,
     check_timeout,
+    learning_rates,
 )
 from thinwire.engine.hooks import Hooks, broadcast
 from thinwire.engine.peers import Peers
@@ -46,7 +49,8 @@ def distribute(
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
     peers = Peers(process_group or dist.group.WORLD, timeout)  # type: ignore[arg-type]
     slots = list(Layout.of(parameters).slots)
-    sync = Sync(recipe, slots, peers, scaler, tracks_unused=True)
+    rates = partial(learning_rates, optimizer, parameters)
+    sync = Sync(recipe, slots, peers, scaler, tracks_unused=True, rates=rates)
     broadcast(peers, named, root=0)
     sync.plug(Hooks(sync, peers, optimizer, parameters, named, bucket_mb))
     _distributed[optimizer] = sync
@@ -92,4 +96,5 @@ def _checked(
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
     parameters = {n: p for n, p in named.items() if p.requires_grad and id(p) in mine}
     check_parameters(parameters)
+    check_memories(recipe, optimizer)
     return parameters

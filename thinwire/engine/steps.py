@@ -29,7 +29,8 @@ REPLAYS = 2  # DDP rebuilds its buckets after the first step, with static_graph 
 
 @dataclass(kw_only=True)
 class Arrival:
-    """One bucket as a socket hands it in; `scale` is the loss scale its gradients carry."""
+    """One bucket as a socket hands it in; `scale` is the loss scale its gradients carry,
+    `rates` the learning rates they will meet."""
 
     flat: Tensor
     layout: Layout
@@ -37,6 +38,7 @@ class Arrival:
     last: bool
     unused: frozenset[str] | None = None
     scale: float = 1.0
+    rates: dict[str, float] | None = None
 
 
 @dataclass
@@ -116,6 +118,7 @@ class Steps:
             state=self.root,
             step=self.number,
             scale=arrival.scale,
+            rates=arrival.rates,
             unused=arrival.unused,
             draft=self._now.draft,
         )

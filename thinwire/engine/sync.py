@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from thinwire.combinators import dense_form
+from thinwire.combinators import dense_form, memories
 from thinwire.describe import describe
 from thinwire.engine import checkpoint
 from thinwire.engine.lane import Lane
@@ -42,13 +42,22 @@ class Sync:
     """Compressed gradient averaging, attached to one training loop."""
 
     def __init__(
-        self, recipe: Reducer, slots: list[Slot], peers: Peers, scaler: Any, tracks_unused: bool
+        self,
+        recipe: Reducer,
+        slots: list[Slot],
+        peers: Peers,
+        scaler: Any,
+        tracks_unused: bool,
+        rates: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self.recipe = recipe
         self._dense = dense_form(recipe)
         self._peers, self._scaler = peers, scaler
         self._slots = {slot.name: slot for slot in slots}
         self._scale = 1.0
+        wanted = any(getattr(memory, "learning_rate", False) for memory in memories(recipe))
+        self._rates_of = rates if wanted else None
+        self._rates: dict[str, float] | None = None
         self._socket: Socket | None = None
         lines = [
             f"recipe {describe(recipe)}",
@@ -148,6 +157,7 @@ class Sync:
     ) -> Future[Tensor]:
         """Reduce a bucket on the lane; `then` runs there with the result."""
         arrival.scale = self._scale_now(arrival.first)
+        arrival.rates = self._rates_now(arrival.first)
 
         def work() -> Tensor:
             reduced = self._steps.reduce(arrival)
@@ -200,6 +210,12 @@ class Sync:
         if first and self._scaled():
             self._scale = float(self._scaler.get_scale())
         return self._scale
+
+    def _rates_now(self, first: bool) -> dict[str, float] | None:
+        """The learning rates of this step, likewise."""
+        if self._rates_of is not None and (first or self._rates is None):
+            self._rates = self._rates_of()
+        return self._rates
 
     def _scaled(self) -> bool:
         return self._scaler is not None and bool(self._scaler.is_enabled())

@@ -182,19 +182,16 @@ class Levels:
         share = held.abs() / _divisor(scale) * self.levels
         whole = (share + uniform(share, self.seed, salt)).floor_().clamp_(max=self.levels)
         codes = whole * unit.sign()
+        step = scale / self.levels
         if self.fitted:
-            scale = (
-                self.levels
-                * (unit * codes).sum(1, keepdim=True)
-                / _divisor(codes.square().sum(1, keepdim=True))
-            )
+            square = codes.square().sum(dim=1, keepdim=True)
+            step = (unit * codes).sum(dim=1, keepdim=True) / _divisor(square)
         body = (out_of_blocks(codes, x.numel()) + self.levels).to(torch.uint8)
-        return torch.cat([_scales(largest * scale), pack(body, self.bits)])
+        return torch.cat([_scales(largest * step), pack(body, self.bits)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        codes = unpack(body, self.bits, n).to(dtype) - self.levels
-        return _scaled(codes, scale / self.levels, self.block)
+        (step,), body = _read_scales(data, n, self.block, 1, dtype)
+        return _scaled(unpack(body, self.bits, n).to(dtype) - self.levels, step, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,8 +254,9 @@ def _mean_of(unit: Tensor, there: Tensor) -> Tensor:
 
 
 def _scales(scale: Tensor) -> Tensor:
+    """Scales as bytes; one that is not finite becomes NaN, and its block with it."""
     top = torch.finfo(torch.float32).max
-    held = torch.where(scale.isfinite(), scale.clamp(-top, top), scale)
+    held = torch.where(scale.isfinite(), scale.clamp(-top, top), float("nan"))
     return held.reshape(-1).to(torch.float32).view(torch.uint8)
 
 
@@ -276,7 +274,9 @@ def _read_scales(
 
 
 def _scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:
-    return out_of_blocks(in_blocks(codes, block) * scale, codes.numel())
+    """Codes times their block's scale; rounding up past the largest number stops there."""
+    top = torch.finfo(codes.dtype).max
+    return out_of_blocks((in_blocks(codes, block) * scale).clamp_(-top, top), codes.numel())
 
 
 def _checked_block(block: int) -> None:

@@ -1,0 +1,78 @@
+"""ADTopk's threshold estimation: intervals that follow the drift, the same on all ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from thinwire import Bucket, recipes
+from thinwire.comm import local
+from thinwire.selectors.drift import CHANGES, Drifting
+
+K, N = 100, 10_000
+
+
+def turns(pick: Drifting, scales: list[float], seed: int = 0) -> dict:
+    """The state after as many turns, the same numbers each time but scaled."""
+    x = torch.randn(1, N, generator=torch.Generator().manual_seed(seed))
+    state: dict = {}
+    for scale in scales:
+        chosen = pick(x * scale, K, state)
+        assert K / 2 <= chosen.numel() <= 2 * K
+        pick.settle([state], lambda votes: votes)
+    return state
+
+
+def test_exact_at_first_then_remembered():
+    pick = Drifting(warmup=3)
+    state: dict = {}
+    draw = torch.Generator().manual_seed(0)
+    for turn in range(8):
+        rows = torch.randn(1, N, generator=draw)
+        chosen = pick(rows, K, state)
+        exactly = rows[0].abs().topk(K).indices.sort().values
+        # three turns of warm-up; the last exact threshold then serves five turns
+        assert torch.equal(chosen, exactly) == (turn < 3 or "vote" in state)
+    assert state["turn"] == 8
+
+
+def test_negative_entries_count_as_much_as_positive_ones():
+    x = -torch.arange(1.0, N + 1)[None]
+    state: dict = {}
+    for _ in range(20):
+        assert N - 1 in Drifting(warmup=2)(x, K, state).tolist()
+
+
+def test_the_interval_widens_while_the_threshold_holds_and_narrows_when_it_drifts():
+    pick = Drifting(interval=8, shortest=5, warmup=1)
+    calm = [1.0] * 10
+    assert turns(pick, calm)["interval"] == 8 + CHANGES[0], "drift below epsilon / 2"
+    assert turns(pick, [1.0] + [1.07] * 9)["interval"] == 8 + CHANGES[1], "below epsilon"
+    assert turns(pick, [1.0] + [1.15] * 9)["interval"] == 8 + CHANGES[2], "within 2 epsilon"
+    assert turns(pick, [1.0] + [1.5] * 9)["interval"] == 8 + CHANGES[3], "beyond"
+    worse = [1.5**i for i in range(60)]
+    assert turns(pick, worse)["interval"] == 5, "never below the shortest"
+    assert turns(pick, [1.0] * 200)["interval"] > 20, "and on it grows"
+
+
+def test_decisions_are_the_same_on_all_ranks():
+    """One rank drifts, the others do not: all take the interval of the one that does."""
+    recipe = recipes.adtopk(density=0.01, estimate=True)
+    states: list[dict] = [{} for _ in range(3)]
+
+    def worker(comm):
+        draw = torch.Generator().manual_seed(comm.rank)
+        intervals = []
+        for step in range(90):
+            grow = 1.2**step if comm.rank == 1 else 1.0
+            grads = {"w": grow * torch.randn(50, 80, generator=draw), "b": torch.ones(50)}
+            bucket = Bucket.of(grads, state=states[comm.rank], step=step)
+            recipe.reduce(bucket, comm)
+            kept = states[comm.rank]["slots"]["w"].get("no/second/select", {})
+            intervals.append((kept.get("interval"), kept.get("due"), kept.get("turn")))
+        return intervals
+
+    first, *others = local.run(3, worker)
+    assert all(other == first for other in others)
+    assert first[-1][2] == 45, "every second step is a flat one"
+    thresholds = {s["slots"]["w"]["no/second/select"]["threshold"] for s in states}
+    assert len(thresholds) == 3, "thresholds are each rank's own"

@@ -1,0 +1,202 @@
+"""Memories: the papers' recurrences written out, step by step, against ours."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from thinwire import Bucket, recipes
+from thinwire.bucket import by_layer
+from thinwire.collectives.gather import AllGather
+from thinwire.combinators import Remember, dense
+from thinwire.comm import local
+from thinwire.memory import MomentumCorrected, Residual
+from thinwire.reducers import Select
+from thinwire.selectors.topk import topk
+
+SHAPE, K = (20, 30), 30
+
+
+def gradient(step: int) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(step))
+
+
+def top(x: torch.Tensor) -> torch.Tensor:
+    """The K largest entries of x, the others zero."""
+    index = x.reshape(-1).abs().topk(K).indices
+    return torch.zeros(x.numel()).scatter(0, index, x.reshape(-1)[index]).view_as(x)
+
+
+def run(memory, steps: int, inner=None, rates=None, world: int = 1):
+    """The means of a world of one; at each step the bucket may carry learning rates."""
+    inner = inner or Select(pick=topk, over=by_layer, density=K / 600)
+    recipe, state, means = Remember(inner, memory), {}, []
+
+    def worker(comm):
+        for step in range(steps):
+            bucket = Bucket.of({"w": gradient(step)}, state=state, step=step)
+            bucket.rates = None if rates is None else {"w": rates[step]}
+            means.append(recipe.reduce(bucket, comm).mean.view(SHAPE).clone())
+
+    local.run(world, worker)
+    return means, state["slots"]["w"]["memory"]
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9, 0.0])
+def test_residual_with_decay(decay):
+    means, kept = run(Residual(decay=decay), 6)
+    e = torch.zeros(SHAPE)
+    for step, mean in enumerate(means):
+        x = decay * e + gradient(step)
+        e = x - top(x)
+        assert torch.allclose(mean, top(x), atol=1e-6)
+    assert torch.allclose(kept["residual"], e, atol=1e-6)
+
+
+def test_decay_may_be_a_schedule():
+    means, _ = run(Residual(decay=lambda step: 0.5 if step == 1 else 1.0), 2)
+    x = gradient(0)
+    x = 0.5 * (x - top(x)) + gradient(1)
+    assert torch.allclose(means[1], top(x), atol=1e-6)
+
+
+def test_the_learning_rate_inside_the_residual():
+    """e holds rate x gradient; what is applied, rate x mean, is the top of e + rate x gradient."""
+    rates = [0.1, 0.1, 0.01, 0.0, 0.01, 0.5]
+    means, kept = run(Residual(learning_rate=True), 6, rates=rates)
+    e = torch.zeros(SHAPE)
+    for step, (rate, mean) in enumerate(zip(rates, means, strict=True)):
+        x = e + rate * gradient(step)
+        applied = top(x) if rate else torch.zeros(SHAPE)  # at rate 0 nothing moves, nothing is lost
+        assert torch.allclose(rate * mean, applied, atol=1e-6)
+        e = x - applied
+    assert torch.allclose(kept["residual"], e, atol=1e-6)
+
+
+def test_rates_of_each_parameter():
+    recipe = recipes.topk(density=0.5, memory=Residual(learning_rate=True))
+    state: dict = {}
+
+    def worker(comm):
+        grads = {"a": torch.tensor([4.0, 1.0]), "b": torch.tensor([1.0, 4.0])}
+        bucket = Bucket.of(grads, state=state, step=0)
+        bucket.rates = {"a": 0.5, "b": 0.1}
+        return recipe.reduce(bucket, comm).mean
+
+    assert local.run(1, worker)[0].tolist() == pytest.approx([4.0, 0.0, 0.0, 4.0])
+    kept = [state["slots"][name]["memory"]["residual"].tolist() for name in "ab"]
+    assert kept == [pytest.approx([0.0, 0.5]), pytest.approx([0.1, 0.0])]
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_dgcs_recurrence(nesterov, masking):
+    """u = m u + g, v += u; nesterov u = m (u + g), v += u + g; both cleared where v was sent."""
+    memory = MomentumCorrected(momentum=0.9, nesterov=nesterov, masking=masking)
+    means, kept = run(memory, 8)
+    u, v = torch.zeros(SHAPE), torch.zeros(SHAPE)
+    for step, mean in enumerate(means):
+        g = gradient(step)
+        u = 0.9 * (u + g) if nesterov else 0.9 * u + g
+        v = v + (u + g if nesterov else u)
+        sent = top(v)
+        assert torch.allclose(mean, sent, atol=1e-5)
+        v = v - sent
+        if masking:
+            u = u * (sent == 0)
+    assert torch.allclose(kept["residual"], v, atol=1e-5)
+    assert torch.allclose(kept["momentum"], u, atol=1e-5)
+
+
+def test_a_dense_share_is_ordinary_momentum():
+    """In a warm-up v is sent whole and u is left alone: the mean is SGD's momentum buffer."""
+    means, kept = run(MomentumCorrected(momentum=0.9), 5, inner=dense())
+    u = torch.zeros(SHAPE)
+    for step, mean in enumerate(means):
+        u = 0.9 * u + gradient(step)
+        assert torch.allclose(mean, u, atol=1e-6)
+    assert not kept["residual"].any()
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_local_clipping_by_the_root_of_the_workers(world):
+    recipe = Remember(dense(), MomentumCorrected(momentum=0.0, clip=1.0))
+
+    def worker(comm):
+        bucket = Bucket.of({"a": torch.full((100,), 3.0), "b": torch.full((4,), 0.01)}, state={})
+        return recipe.reduce(bucket, comm).mean
+
+    mean = local.run(world, worker)[0]
+    assert float(mean[:100].norm()) == pytest.approx(1 / math.sqrt(world), rel=1e-5)
+    assert torch.allclose(mean[100:], torch.tensor(0.01)), "below the limit nothing changes"
+
+
+def test_loss_scale_is_taken_out_first():
+    recipe, state = Remember(dense(), MomentumCorrected(momentum=0.5)), {}
+
+    def worker(comm):
+        for step, scale in enumerate((1024.0, 256.0)):
+            bucket = Bucket.of({"w": scale * torch.ones(4)}, state=state, step=step)
+            bucket.scale = scale
+            mean = recipe.reduce(bucket, comm).mean / scale
+        return mean
+
+    assert local.run(1, worker)[0].tolist() == [1.5] * 4
+
+
+@pytest.mark.parametrize("memory", [Residual(), MomentumCorrected()])
+def test_undo_puts_everything_back(memory):
+    """What the engine does when another bucket of the step was broken: sent = 0, u unmasked."""
+    recipe, state = Remember(Select(pick=topk, density=0.05), memory), {}
+
+    def worker(comm):
+        bucket = Bucket.of({"w": gradient(0)}, state=state, step=0)
+        reduced = recipe.reduce(bucket, comm)
+        reduced.undo()
+
+    local.run(1, worker)
+    for kept in state["slots"]["w"]["memory"].values():
+        assert torch.allclose(kept, gradient(0), atol=1e-6)
+
+
+def test_momentum_needs_a_sender_that_keeps():
+    class OwnerKeeps(AllGather):
+        keeps = "owner"
+
+    select = Select(pick=topk, density=0.1, collective=OwnerKeeps())
+    with pytest.raises(ValueError, match=r"sender keeps.*use AllGather\(\)"):
+        Remember(select, MomentumCorrected())
+    Remember(select, Residual())
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: Residual(decay=1.5), r"decay must be in \[0, 1\], got 1.5"),
+    (lambda: MomentumCorrected(momentum=-0.1), r"momentum must be in \[0, 1\]"),
+    (lambda: MomentumCorrected(clip=0.0), "clip must be a norm above 0"),
+])  # fmt: skip
+def test_bad_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+SPARSE = ["randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "adtopk",
+          "demo_dct"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("memory", ["none", "residual", "momentum", Residual(decay=0.5),
+                                    MomentumCorrected(nesterov=True, clip=5.0)])  # fmt: skip
+def test_every_sparse_recipe_takes_every_memory(name, memory):
+    recipe = getattr(recipes, name)(density=0.1, memory=memory)
+
+    def worker(comm):
+        state: dict = {}
+        for step in range(3):
+            grads = {"w": gradient(step + 10 * comm.rank)}
+            reduced = recipe.reduce(Bucket.of(grads, state=state, step=step), comm)
+        return reduced.mean, reduced.sent.add_into(torch.zeros(600))
+
+    results = local.run(2, worker)
+    assert torch.allclose(results[0][0], sum(sent for _, sent in results) / 2, atol=1e-5)

@@ -1,0 +1,1 @@
+"""What an exchange costs before it is made: closed forms first, measured models later."""

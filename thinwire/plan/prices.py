@@ -1,0 +1,72 @@
+"""What every recipe sends for a model of a given size, with where it comes from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from thinwire import recipes
+from thinwire.comm.metered import all_reduced
+from thinwire.describe import sketch
+from thinwire.layout import Layout
+from thinwire.protocols import Reducer
+
+SIDE = 1024  # the model: square matrices of this side with their biases, and a smaller rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One recipe: what it is, who published it, what it is made of, what a rank sends a step."""
+
+    name: str
+    summary: str
+    source: str
+    composition: str
+    bytes: float
+    bytes_dense: int
+
+
+def catalogue(params: int, world: int, density: float, rank: int) -> list[Entry]:
+    """Every recipe, with this density or rank where it takes one."""
+    layers, rest = divmod(params, SIDE * SIDE + SIDE)
+    shapes = [(layers, model(SIDE, SIDE)), (1, model(max(1, rest // SIDE), min(rest, SIDE)))]
+    entries = []
+    for name in recipes.names():
+        recipe: Callable[..., Reducer] = getattr(recipes, name)
+        known = inspect.signature(recipe).parameters
+        given = {"density": density, "rank": rank}
+        reducer = recipe(**{key: value for key, value in given.items() if key in known})
+        summary, source = documented(recipe)
+        # two steps, because some recipes alternate
+        sent = sum(
+            count * reducer.traffic(layout, world, step).bytes / 2
+            for count, layout in shapes
+            for step in (0, 1)
+        )
+        entries.append(
+            Entry(
+                name=name,
+                summary=summary,
+                source=source,
+                composition=sketch(reducer),
+                bytes=sent,
+                bytes_dense=all_reduced(4 * params, world),
+            )
+        )
+    return entries
+
+
+def model(rows: int, columns: int) -> Layout:
+    """One linear layer."""
+    shapes = {"weight": (rows, columns), "bias": (rows,)}
+    return Layout.of({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+
+
+def documented(recipe: Callable[..., Reducer]) -> tuple[str, str]:
+    """A recipe's first sentence, and its source."""
+    text = inspect.getdoc(recipe) or ""
+    source = " ".join(text.partition("Source:")[2].split()).removesuffix(".")
+    return text.splitlines()[0], source
