@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.schedule import Piecewise, Ramp, at, checked_density
+from thinwire import recipes
+from thinwire.schedule import Piecewise, Ramp, at, checked_density, dgc_ramp, stages
 
 
 def test_at():
@@ -41,3 +42,36 @@ def test_schedules_that_make_no_sense_are_refused(make):
 def test_densities_that_make_no_sense_are_refused(density):
     with pytest.raises(ValueError, match=r"density must be in \(0, 1\], got"):
         checked_density(density)
+
+
+def test_dgcs_ramp_by_formula_and_by_list():
+    """density ** ((e + 1) / 6) in the five epochs of a ramp to 0.001; or the paper's own list."""
+    ramp = dgc_ramp(0.001, epochs=5, every=100)
+    formula = [0.316, 0.1, 0.0316, 0.01, 0.00316, 0.001]
+    assert [ramp(100 * e + 99) for e in range(6)] == pytest.approx(formula, rel=2e-3)
+    listed = stages((0.25, 0.0625, 0.015625, 0.004, 0.001), every=10)
+    assert [listed(10 * e) for e in range(5)] == [0.25, 0.0625, 0.015625, 0.004, 0.001]
+    assert listed(10**6) == 0.001
+    with pytest.raises(ValueError, match="a stage must last at least one step, got every=0"):
+        stages((0.1, 0.2), every=0)
+
+
+def test_dgc_takes_a_ramp():
+    by_list = recipes.dgc(0.001, ramp=[0.25, 0.0625, 0.015625, 0.004], every=10).inner.density
+    assert [by_list(s) for s in (0, 9, 10, 40)] == [0.25, 0.25, 0.0625, 0.001]
+    by_formula = recipes.dgc(0.001, ramp=5, every=10).inner.density
+    assert by_formula == dgc_ramp(0.001, 5, 10)
+    with pytest.raises(ValueError, match="a ramp ends at one density"):
+        recipes.dgc(lambda step: 0.1, ramp=5, every=10)
+    with pytest.raises(ValueError, match="at least one step"):
+        recipes.dgc(0.001, ramp=5)
+
+
+def test_schedules_can_be_written_on_the_command_line():
+    written = recipes.parse("topk(density=Ramp(start=0.25, end=0.01, steps=500))")
+    assert written == recipes.topk(density=Ramp(start=0.25, end=0.01, steps=500))
+    assert recipes.parse("powersgd(rank=stages((1, 4), 100))").inner.frame.rank(150) == 4
+    with pytest.raises(ValueError, match="literals, or schedules"):
+        recipes.parse("topk(density=eval('1'))")
+    with pytest.raises(ValueError, match="missing a required"):
+        recipes.parse("topk(density=Ramp(start=0.25))")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from thinwire.combinators import memories
+
 WIDTH = 32
 SMALL_BUCKETS = 0.004  # megabytes: one linear layer of WIDTH a bucket
 
@@ -26,8 +28,10 @@ def ddp(net: nn.Module, **keywords: Any) -> DDP:
     return DDP(net, **{"bucket_cap_mb": SMALL_BUCKETS, **keywords})
 
 
-def sgd(net: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+def sgd(net: nn.Module, recipe: Any = None) -> torch.optim.SGD:
+    """With momentum, unless the recipe applies it itself."""
+    corrected = any(hasattr(memory, "corrects_momentum") for memory in memories(recipe))
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.0 if corrected else 0.9)
 
 
 def train(model: nn.Module, optimizer: Any, rank: int, steps: int, start: int = 0) -> None:

@@ -481,10 +481,15 @@ def resumed(rank: int, world: int, name: str, static: bool) -> tuple[Tensor, Ten
     return straight, weights(net)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["", "static"])
 @pytest.mark.parametrize("name", recipes.names())
-def test_resume_is_bit_exact(pool: Pool, name: str, static: bool) -> None:
-    for straight, again in pool.run(3, resumed, name, static):
+def test_resume_is_bit_exact(pool: Pool, name: str) -> None:
+    for straight, again in pool.run(3, resumed, name, False):
+        assert torch.equal(straight, again)
+
+
+@pytest.mark.parametrize("name", ["dense", "topk", "adtopk", "dgc", "acpsgd", "qsgd"])
+def test_resume_is_bit_exact_with_a_static_graph(pool: Pool, name: str) -> None:
+    for straight, again in pool.run(3, resumed, name, True):
         assert torch.equal(straight, again)
 
 

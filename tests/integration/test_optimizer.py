@@ -48,9 +48,9 @@ def test_dense_is_ddp(pool: Pool, world: int) -> None:
 def every_recipe(rank: int, world: int) -> list[Tensor]:
     results = []
     for name in recipes.names():
-        net = mlp()
-        optimizer = sgd(net)
-        sync = distributed(net, optimizer, getattr(recipes, name)())
+        net, recipe = mlp(), getattr(recipes, name)()
+        optimizer = sgd(net, recipe)
+        sync = distributed(net, optimizer, recipe)
         train(net, optimizer, rank, 8)
         assert sync.metrics()["steps"] == 8
         results.append(weights(net))
@@ -242,10 +242,10 @@ def test_channels_last(pool: Pool) -> None:
 
 
 def resumed(rank: int, world: int, name: str) -> tuple[Tensor, Tensor]:
-    saved = io.BytesIO()
+    saved, recipe = io.BytesIO(), getattr(recipes, name)()
     net = mlp()
-    optimizer = sgd(net)
-    sync = distributed(net, optimizer, getattr(recipes, name)())
+    optimizer = sgd(net, recipe)
+    sync = distributed(net, optimizer, recipe)
     train(net, optimizer, rank, 5)
     state = {"net": net.state_dict(), "opt": optimizer.state_dict(), "sync": sync.state_dict()}
     torch.save(state, saved)
@@ -255,9 +255,9 @@ def resumed(rank: int, world: int, name: str) -> tuple[Tensor, Tensor]:
     state = torch.load(saved, weights_only=True)
     net = mlp()
     net.load_state_dict(state["net"])
-    optimizer = sgd(net)
+    optimizer = sgd(net, recipe)
     optimizer.load_state_dict(state["opt"])
-    sync = distributed(net, optimizer, getattr(recipes, name)())
+    sync = distributed(net, optimizer, recipe)
     sync.load_state_dict(state["sync"])
     train(net, optimizer, rank, 5, start=5)
     return straight, weights(net)

@@ -12,7 +12,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.lab import selection
 from thinwire.lab import step as lab
+from thinwire.lab.rows import unserved
+from thinwire.schedule import checked_density
 
 bench = typer.Typer(help="Measure, beside references of the same run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
@@ -49,6 +52,48 @@ def step(
     )
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+@bench.command()
+def selectors(
+    n: Annotated[int, typer.Option("--n", min=100, help="Numbers to select from.")] = 1_000_000,
+    density: Annotated[float, typer.Option(help="Share to keep.")] = 0.01,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of error feedback.")] = 20,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures here.")
+    ] = None,
+) -> None:
+    """Every selector beside exact top-k, and the rows of a real model they leave out."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("data")
+    table.add_column("selector")
+    for column in ("found / asked", "energy sent", "ms", "x topk"):
+        table.add_column(column, justify="right")
+    rows: list[selection.Row] = []
+    total = 3 * len(selection.SELECTORS)
+    calls = [f"{name}(density={density})" for name in ("topk", "adtopk")]
+    with reported(), Progress(console=console) as progress:
+        checked_density(density)
+        for row in progress.track(selection.measure(n, density, steps), total=total):
+            rows.append(row)
+            reference = next(r for r in rows if (r.selector, r.data) == ("topk", row.data))
+            table.add_row(
+                row.data,
+                row.selector,
+                f"{row.fewest:.2f} - {row.most:.2f}",
+                f"{100 * row.energy:.1f} %",
+                f"{1000 * row.seconds:.1f}",
+                f"{row.seconds / reference.seconds:.2f}",
+            )
+        shares = unserved(calls)
+    console.print(table)
+    console.print(f"\n{n:,} numbers, density {density}, {steps} steps, one thread, medians.")
+    console.print("Weight rows of the digits model that send nothing in a step:")
+    for call, share in shares.items():
+        console.print(f"  {call}: {100 * share:.1f} %", highlight=False)
+    if json_file is not None:
+        figures = {"selectors": [asdict(row) for row in rows], "rows that send nothing": shares}
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _table(rows: list[lab.Row]) -> Table:

@@ -32,7 +32,9 @@ class Entry:
 def catalogue(params: int, world: int, density: float, rank: int) -> list[Entry]:
     """Every recipe, with this density or rank where it takes one."""
     layers, rest = divmod(params, SIDE * SIDE + SIDE)
-    shapes = [(layers, model(SIDE, SIDE)), (1, model(max(1, rest // SIDE), min(rest, SIDE)))]
+    shapes = [(layers, model(SIDE, SIDE))]
+    if rest:
+        shapes.append((1, model(max(1, rest // SIDE), min(rest, SIDE))))
     entries = []
     for name in recipes.names():
         recipe: Callable[..., Reducer] = getattr(recipes, name)

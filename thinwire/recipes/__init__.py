@@ -31,28 +31,10 @@ from thinwire.recipes.values import (
     terngrad,
 )
 
-__all__ = [
-    "acpsgd",
-    "adtopk",
-    "bf16",
-    "demo_dct",
-    "dense",
-    "dgc",
-    "fp8",
-    "gaussiank",
-    "half",
-    "int8",
-    "natural",
-    "onebit",
-    "powersgd",
-    "qsgd",
-    "randomk",
-    "redsync",
-    "sidco",
-    "signsgd",
-    "terngrad",
-    "threshold",
-    "topk",
+__all__ = [  # noqa: RUF022  (the order in which people read them)
+    "dense", "half", "bf16", "fp8", "int8", "onebit", "natural", "signsgd", "qsgd", "terngrad",
+    "randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "adtopk", "powersgd",
+    "acpsgd", "demo_dct",
 ]  # fmt: skip
 
 SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")
@@ -75,14 +57,8 @@ def parse(call: str) -> Reducer:
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
     if name not in names():
         raise UnknownRecipe(name)
-    try:
-        args = [_argument(arg) for arg in node.args]
-        keywords = {str(k.arg): _argument(k.value) for k in node.keywords}
-    except ValueError:
-        raise ValueError(
-            f"arguments of a recipe must be literals, or schedules ({', '.join(SCHEDULES)}), got "
-            f"{call!r}"
-        ) from None
+    args = [_argument(arg, call) for arg in node.args]
+    keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
     reducer: Reducer = _called(getattr(sys.modules[__name__], name), args, keywords, call)
     return reducer
 
@@ -98,14 +74,24 @@ def __getattr__(name: str) -> Callable[..., Reducer]:
     raise UnknownRecipe(name)
 
 
-def _argument(node: ast.expr) -> Any:
-    if not isinstance(node, ast.Call):
+def _argument(node: ast.expr, call: str) -> Any:
+    """A literal, or a schedule of literals."""
+    named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
+    if isinstance(node, ast.Call) and named in SCHEDULES:
+        args = [_literal(arg, call) for arg in node.args]
+        keywords = {str(k.arg): _literal(k.value, call) for k in node.keywords}
+        return _called(getattr(schedule, str(named)), args, keywords, ast.unparse(node))
+    return _literal(node, call)
+
+
+def _literal(node: ast.expr, call: str) -> Any:
+    try:
         return ast.literal_eval(node)
-    if not isinstance(node.func, ast.Name) or node.func.id not in SCHEDULES:
-        raise ValueError
-    args = [ast.literal_eval(arg) for arg in node.args]
-    keywords = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-    return _called(getattr(schedule, node.func.id), args, keywords, ast.unparse(node))
+    except ValueError:
+        raise ValueError(
+            f"arguments of a recipe must be literals, or schedules ({', '.join(SCHEDULES)}), got "
+            f"{call!r}"
+        ) from None
 
 
 def _called(
@@ -115,5 +101,5 @@ def _called(
         inspect.signature(function).bind(*args, **keywords)
     except TypeError as error:
         known = f"{function.__name__}{inspect.signature(function)}"
-        raise ValueError(f"{call!r}: {error}; the recipe is {known}") from None
+        raise ValueError(f"in the recipe {call!r}: {error}; it is {known}") from None
     return function(*args, **keywords)
