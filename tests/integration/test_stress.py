@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 # One of every way to exchange takes the full number of steps, the others a part of them.
-LONG = {"dense", "half", "randomk", "topk", "dgc", "adtopk", "powersgd", "acpsgd", "signsgd"}
+LONG = {"dense", "topk", "dgc", "adtopk", "powersgd", "acpsgd", "signsgd"}
 
 
 def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[str, int]]:
     results = {}
     for name in recipes.names():
-        net, steps = mlp(10), most if name in LONG else most // 5
+        net, steps = mlp(8), most if name in LONG else most // 5
         recipe = getattr(recipes, name)()
         optimizer = sgd(net, recipe)
         model: nn.Module = ddp(net) if mode == "attach" else net
@@ -45,7 +45,7 @@ def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[s
     return results
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("attach", 200), ("distribute", 50)])
+@pytest.mark.parametrize(("mode", "steps"), [("attach", 200), ("distribute", 30)])
 def test_every_recipe_in_one_set_of_processes(pool: Pool, mode: str, steps: int) -> None:
     results = pool.run(4, many_steps, mode, steps, timeout=270)
     assert set(results[0]) == set(recipes.names())
