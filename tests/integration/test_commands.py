@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from thinwire import recipes
 from thinwire.lab import workers
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,9 @@ def test_demo_with_other_numbers() -> None:
         (("demo", "--workers", "0"), "greater than or equal to 1"),
         (("demo", "--workers", "two"), "parse string as an integer"),
         (("dmeo",), "No such command"),
+        (("list", "--net", "fast"), "a rate is a number and a unit"),
+        (("list", "--params", "10", "--k", "11"), "k must be at most d, got k=11, d=10"),
+        (("bench", "selectors", "--density", "2"), "density must be in (0, 1], got 2.0"),
         (("bench", "step", "--recipe", "topq(1)"), "unknown recipe 'topq'; known are dense"),
         (("bench", "step", "--recipe", "topk(density=7)"), "density must be in (0, 1], got 7"),
     ],
@@ -74,6 +79,36 @@ def test_wrong_calls_exit_with_2(arguments: tuple[str, ...], said: str) -> None:
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_list() -> None:
+    done = thinwire("list")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    words = done.stdout.split()
+    for name in (*recipes.names(), "gTop-k", "TopkDSA", "Ok-Topk", "PowerSGD", "ACP-SGD"):
+        assert name in words, name
+
+
+def test_list_as_json() -> None:
+    done = thinwire("list", "--params", "1000000", "--world", "8", "--k", "1000", "--json")
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    assert [entry["name"] for entry in listed["recipes"]] == recipes.names()
+    assert all(entry["source"] and entry["composition"] for entry in listed["recipes"])
+    words = {cost["name"]: cost["words"] for cost in listed["costs"]}
+    assert words["dense (ring)"] == 2 * 1_000_000 * 7 / 8
+    assert words["Ok-Topk (worst)"] == 6 * 1000 * 7 / 8
+
+
+def test_bench_selectors(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    done = thinwire("bench", "selectors", "--n", "20000", "--steps", "5", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(out.read_text())
+    assert all(0.5 <= row["fewest"] <= row["most"] <= 2 for row in figures["selectors"])
+    shares = figures["rows that send nothing"]
+    assert shares["adtopk(density=0.01)"] == 0 < shares["topk(density=0.01)"]
 
 
 def test_bench_step(tmp_path: Path) -> None:
@@ -154,6 +189,7 @@ def fails_on_rank_one(rank: int, world: int, report: object) -> None:
 
 
 def dies_on_rank_one(rank: int, world: int, report: object) -> None:
+    dist.barrier()  # while others still connect, they would be the ones to fail
     if rank == 1:
         os._exit(7)
     time.sleep(60)
