@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from thinwire import recipes
+from thinwire import Bucket, recipes
+from thinwire.combinators import dense_form, memories, remembers
+from thinwire.comm import local
 from thinwire.schedule import Piecewise, Ramp, at, checked_density, dgc_ramp, stages
 
 
@@ -75,3 +78,42 @@ def test_schedules_can_be_written_on_the_command_line():
         recipes.parse("topk(density=eval('1'))")
     with pytest.raises(ValueError, match="missing a required"):
         recipes.parse("topk(density=Ramp(start=0.25))")
+
+
+def test_any_number_of_any_recipe_may_be_a_schedule():
+    """Also where the part it goes to knows nothing of steps: what is built follows the step."""
+    moving = recipes.qsgd(bits=stages((8, 4), 10))
+    assert moving.at(0) == recipes.qsgd(bits=8)
+    assert moving.at(10) == recipes.qsgd(bits=4)
+    assert recipes.threshold(value=lambda step: 0.1 * step).at(3).inner.pick.estimate.value == (
+        pytest.approx(0.3)
+    )
+    assert recipes.int8(block=stages((64, 256), 5), memory="none").at(7) == recipes.int8(
+        block=256, memory="none"
+    )
+    assert recipes.parse("terngrad(clip=Ramp(start=4.0, end=2.0, steps=10))").at(10) == (
+        recipes.terngrad(clip=2.0)
+    )
+    assert remembers(moving) and not remembers(recipes.int8(block=lambda s: 64, memory="none"))
+    assert memories(recipes.dgc(sample=lambda step: 0.01))[0].corrects_momentum
+    assert dense_form(moving) == dense_form(recipes.qsgd())
+
+
+def test_a_schedule_that_starts_badly_is_refused_at_once():
+    with pytest.raises(ValueError, match="bits must be 2, 4 or 8, got 3"):
+        recipes.qsgd(bits=lambda step: 3)
+    with pytest.raises(ValueError, match="warmup must be a whole number"):
+        recipes.qsgd(warmup=lambda step: 3)
+
+
+def test_a_residual_outlives_a_change_of_bits():
+    recipe, state = recipes.qsgd(bits=stages((8, 2), 3), block=64), {}
+
+    def worker(comm):
+        total = torch.zeros(64)
+        for step in range(6):
+            grads = {"w": torch.linspace(-1, 1, 64)}
+            total += recipe.reduce(Bucket.of(grads, state=state, step=step), comm).mean
+        return total + state["slots"]["w"]["memory"]["residual"]
+
+    assert torch.allclose(local.run(1, worker)[0], 6 * torch.linspace(-1, 1, 64), atol=1e-4)

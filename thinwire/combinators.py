@@ -26,8 +26,10 @@ from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
 from thinwire.reducers import Project, Select
 from thinwire.remember import Remember
 
-__all__ = ["Alternate", "InBasis", "Remember", "Route", "Warmup", "Watch", "dense", "dense_form",
-           "memories", "remembers"]  # fmt: skip
+__all__ = [
+    "Alternate", "InBasis", "Remember", "Route", "Scheduled", "Warmup", "Watch", "dense",
+    "dense_form", "memories", "remembers",
+]  # fmt: skip
 
 Rule = Callable[[Slot], bool]
 
@@ -39,6 +41,8 @@ def dense() -> Reducer:
 
 def remembers(recipe: Reducer) -> bool:
     """Whether a residual may be held anywhere in it; of a foreign reducer we must assume so."""
+    if isinstance(recipe, Scheduled):
+        return remembers(recipe.at(0))
     if isinstance(recipe, Route):
         return remembers(recipe.yes) or remembers(recipe.no)
     if isinstance(recipe, Alternate):
@@ -52,6 +56,8 @@ def remembers(recipe: Reducer) -> bool:
 
 def memories(part: Any) -> list[Memory]:
     """All memories somewhere in a recipe."""
+    if isinstance(part, Scheduled):
+        return memories(part.at(0))
     if hasattr(part, "fold") and hasattr(part, "keep"):
         return [part]
     inside = fields(part) if is_dataclass(part) else ()
@@ -60,6 +66,8 @@ def memories(part: Any) -> list[Memory]:
 
 def dense_form(recipe: Reducer) -> Reducer:
     """The same memories around plain averaging: what delivers every residual at once."""
+    if isinstance(recipe, Scheduled):
+        return dense_form(recipe.at(0))
     if isinstance(recipe, Remember):
         return replace(recipe, inner=dense())
     if isinstance(recipe, Route):
@@ -175,6 +183,34 @@ class Route:
         no = tuple(slot for slot in slots if not self.rule(slot))
         both = (("yes", yes, self.yes), ("no", no, self.no))
         return [(name, bucket.only(chosen), r) for name, chosen, r in both if chosen]
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A recipe some of whose numbers are functions of the step: built for each value they take.
+
+    Parts hold no state, so the one of this step goes on where the one of the last step stopped.
+    """
+
+    recipe: Callable[..., Reducer]
+    numbers: tuple[tuple[str, Callable[[int], float]], ...]
+    given: tuple[tuple[str, Any], ...]
+
+    def __post_init__(self) -> None:
+        self.at(0)  # what cannot be built is refused now
+
+    def at(self, step: int) -> Reducer:
+        now = {name: number(step) for name, number in self.numbers}
+        return self.recipe(**dict(self.given), **now)
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        return self.at(bucket.step).reduce(bucket, comm)
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        return self.at(step).traffic(layout, world, step)
+
+    def __repr__(self) -> str:
+        return describe(self)
 
 
 class Basis(Protocol):

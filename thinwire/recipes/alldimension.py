@@ -12,7 +12,7 @@ from thinwire.combinators import Alternate, Route, Rule
 from thinwire.combinators import dense as _dense
 from thinwire.layout import Layout, Slot
 from thinwire.protocols import Collective, Memory, Reducer, Selector
-from thinwire.recipes.options import Densities, densities, merge, remembered, rule
+from thinwire.recipes.options import Densities, densities, merge, remembered, rule, schedulable
 from thinwire.reducers import Select
 from thinwire.schedule import ByName, Density
 from thinwire.selectors.drift import Drifting
@@ -60,6 +60,7 @@ class VectorsAnd:
         return vectors(slot) or self.more(slot)
 
 
+@schedulable
 def adtopk(
     density: Densities = 0.01,
     *,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from thinwire.frames.lowrank import LowRank
 from thinwire.frames.shared import SharedCoordinates
 from thinwire.protocols import Memory, Reducer
-from thinwire.recipes.options import Densities, densities, remembered
+from thinwire.recipes.options import Densities, densities, remembered, schedulable
 from thinwire.reducers import Project
 from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
@@ -29,6 +29,7 @@ def randomk(
     return remembered(memory, warmup, Project(frame=frame, wire=as_wire(wire)))
 
 
+@schedulable
 def powersgd(
     rank: int | Callable[[int], float] = 4,
     *,
@@ -46,6 +47,7 @@ def powersgd(
     return remembered(memory, warmup, Project(frame=frame, wire=as_wire(wire)))
 
 
+@schedulable
 def acpsgd(
     rank: int | Callable[[int], float] = 4,
     *,

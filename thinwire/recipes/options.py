@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from thinwire.bucket import View
 from thinwire.collectives.gather import AllGather
-from thinwire.combinators import Remember, Rule, Warmup
+from thinwire.combinators import Remember, Rule, Scheduled, Warmup
 from thinwire.layout import Slot
 from thinwire.memory import MomentumCorrected, Residual
 from thinwire.protocols import Collective, Memory, Reducer, Selector
@@ -17,6 +20,7 @@ from thinwire.schedule import ByName, Density, Number
 from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
+Recipe = TypeVar("Recipe", bound=Callable[..., Reducer])
 Densities = Number | Mapping[str, Number]  # one, or one for each pattern found in a name
 
 
@@ -28,6 +32,32 @@ class Named:
 
     def __call__(self, slot: Slot) -> bool:
         return any(re.search(pattern, slot.name) for pattern in self.patterns)
+
+
+# These take schedules by themselves; these say when, and cannot change with when it is.
+_OWN = {"density", "rank", "decay"}
+_FIXED = {"warmup", "seed", "every", "steps", "ramp"}
+
+
+def schedulable(recipe: Recipe) -> Recipe:
+    """Let every number of a recipe be a schedule, whether its parts know of steps or not."""
+    known = inspect.signature(recipe)
+    numbers = {
+        name
+        for name, option in known.parameters.items()
+        if re.search(r"\b(int|float)\b", str(option.annotation)) and "bool" not in option.annotation
+    } - (_OWN | _FIXED)  # fmt: skip
+
+    @functools.wraps(recipe)
+    def built(*args: Any, **keywords: Any) -> Reducer:
+        given = known.bind(*args, **keywords).arguments
+        moving = {name: n for name, n in given.items() if name in numbers and callable(n)}
+        if not moving:
+            return recipe(*args, **keywords)
+        rest = {name: value for name, value in given.items() if name not in moving}
+        return Scheduled(recipe, tuple(moving.items()), tuple(rest.items()))
+
+    return built  # type: ignore[return-value]
 
 
 def rule(option: str, given: Rule | Sequence[str]) -> Rule:

@@ -9,7 +9,7 @@ from thinwire.combinators import InBasis
 from thinwire.frames.dct import Dct
 from thinwire.memory import Residual
 from thinwire.protocols import Collective, Memory, Reducer
-from thinwire.recipes.options import Densities, densities, merge, remembered, sparse
+from thinwire.recipes.options import Densities, densities, merge, remembered, schedulable, sparse
 from thinwire.reducers import Select
 from thinwire.schedule import dgc_ramp, stages
 from thinwire.selectors.estimators import Bisect, Constant, Sampled, gaussian, trimmed
@@ -20,6 +20,7 @@ from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
 
+@schedulable
 def topk(
     density: Densities = 0.01,
     *,
@@ -41,6 +42,7 @@ def topk(
     )  # fmt: skip
 
 
+@schedulable
 def threshold(
     density: Densities = 0.01,
     *,
@@ -62,6 +64,7 @@ def threshold(
     )  # fmt: skip
 
 
+@schedulable
 def dgc(
     density: Densities = 0.001,
     *,
@@ -91,6 +94,7 @@ def dgc(
     )  # fmt: skip
 
 
+@schedulable
 def gaussiank(
     density: Densities = 0.01,
     *,
@@ -111,6 +115,7 @@ def gaussiank(
     )  # fmt: skip
 
 
+@schedulable
 def redsync(
     density: Densities = 0.01,
     *,
@@ -137,6 +142,7 @@ def redsync(
     )  # fmt: skip
 
 
+@schedulable
 def sidco(
     density: Densities = 0.01,
     *,
@@ -159,6 +165,7 @@ def sidco(
     )  # fmt: skip
 
 
+@schedulable
 def demo_dct(
     density: Densities = 32 / 4096,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from thinwire.combinators import dense as _dense
 from thinwire.frames.shared import Identity
 from thinwire.protocols import Memory, Reducer
-from thinwire.recipes.options import remembered
+from thinwire.recipes.options import remembered, schedulable
 from thinwire.reducers import Project
 from thinwire.wire import Wire
 from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, OneBit, Signs
@@ -36,6 +36,7 @@ def bf16(*, memory: str | Memory = "none", warmup: int = 0) -> Reducer:
     return _rounded(Bf16(), memory, warmup)
 
 
+@schedulable
 def fp8(*, block: int = 256, memory: str | Memory = "residual", warmup: int = 0) -> Reducer:
     """8 bits a value (e4m3) and a scale a block.
 
@@ -44,6 +45,7 @@ def fp8(*, block: int = 256, memory: str | Memory = "residual", warmup: int = 0)
     return _rounded(Fp8(block), memory, warmup)
 
 
+@schedulable
 def int8(*, block: int = 256, memory: str | Memory = "residual", warmup: int = 0) -> Reducer:
     """8 bits a value, rounded to the nearest of 255 levels of a block's largest.
 
@@ -60,6 +62,7 @@ def natural(*, seed: int = 0, memory: str | Memory = "residual", warmup: int = 0
     return _rounded(Natural(seed=seed), memory, warmup)
 
 
+@schedulable
 def qsgd(
     bits: int = 4,
     *,
@@ -77,6 +80,7 @@ def qsgd(
     return _rounded(Levels(bits=bits, block=block, fitted=fitted, seed=seed), memory, warmup)
 
 
+@schedulable
 def terngrad(
     *,
     clip: float | None = 2.5,
@@ -95,6 +99,7 @@ def terngrad(
     return _rounded(codec, memory, warmup)
 
 
+@schedulable
 def signsgd(*, block: int = 512, memory: str | Memory = "residual", warmup: int = 0) -> Reducer:
     """1 bit a value: its sign, times the mean magnitude of its block (EF-signSGD).
 
@@ -103,6 +108,7 @@ def signsgd(*, block: int = 512, memory: str | Memory = "residual", warmup: int 
     return _rounded(Signs(block), memory, warmup)
 
 
+@schedulable
 def onebit(*, block: int = 512, memory: str | Memory = "residual", warmup: int = 0) -> Reducer:
     """1 bit a value: the mean of its block's positive or of its negative numbers (1-bit SGD).
 
