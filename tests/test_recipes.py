@@ -10,8 +10,9 @@ from thinwire.bucket import by_row, flat_indices
 from thinwire.collectives.gather import AllGather
 from thinwire.combinators import Remember
 from thinwire.comm import local
+from thinwire.memory import Residual
 from thinwire.reducers import Select
-from thinwire.schedule import Piecewise
+from thinwire.schedule import Piecewise, Ramp
 
 DENSITY = ["randomk", "topk", "adtopk"]
 RANK = ["powersgd", "acpsgd"]
@@ -24,7 +25,7 @@ def test_bad_density(name, density):
         getattr(recipes, name)(density=density)
 
 
-@pytest.mark.parametrize("rank", [0, -1, 1.5, None])
+@pytest.mark.parametrize("rank", [0, -1, 1.5, None, "a", True])
 @pytest.mark.parametrize("name", RANK)
 def test_bad_rank(name, rank):
     with pytest.raises(ValueError, match="rank must be a whole number of at least 1, got"):
@@ -40,6 +41,28 @@ def test_bad_rank(name, rank):
 def test_bad_options(name, keywords, message):
     with pytest.raises(ValueError, match=message):
         getattr(recipes, name)(**keywords)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: recipes.dgc(ramp=(0.25, 1.5), every=10), r"density must be in \(0, 1\], got 1.5"),
+    (lambda: recipes.dgc(2.0, ramp=2, every=3), r"density must be in \(0, 1\], got 2.0"),
+    (lambda: recipes.dgc(ramp="ab", every=3), "ramp must be a list of densities or a number"),
+    (lambda: recipes.dgc(ramp=2.5, every=3), "ramp must be a list of densities or a number"),
+    (lambda: recipes.dgc(ramp=-3, every=10), "a ramp lasts at least one epoch, got -3"),
+    (lambda: recipes.dgc(every=7), "got every=7 without a ramp"),
+    (lambda: recipes.topk(Ramp(start=2.0, end=0.1, steps=10)), "density must be in"),
+    (lambda: recipes.topk({}), "densities by name need at least one"),
+    (lambda: recipes.threshold(value="a"), "a threshold must be a number"),
+    (lambda: recipes.threshold(capacity="x"), "capacity must be at least 1.0"),
+    (lambda: recipes.terngrad(clip="a"), "clip must be above 0"),
+    (lambda: recipes.topk(memory=Residual), "memory must be 'none', 'residual' or 'momentum'"),
+    (lambda: recipes.topk(refresh=0), "refresh must be a number of steps"),
+    (lambda: recipes.demo_dct(memory="none", decay=0.5), "decay belongs to the residual"),
+    (lambda: recipes.gaussiank(collective=AllGather()), r"counts vary.*AllGather\(ragged=True\)"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_at_construction(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_bad_rows():
@@ -63,7 +86,9 @@ def test_parse_reads_the_call_that_repr_prints():
 
 
 @pytest.mark.parametrize("call", ["", "topk(", "topk(density=open('x'))", "topk(speed=9)",
-                                  "__import__('os')", "1 + 1", "topk(density=0.1)(2)"])  # fmt: skip
+                                  "__import__('os')", "1 + 1", "topk(density=0.1)(2)",
+                                  "topk(density={[]: 1})",
+                                  "topk(density=" + "-" * 5000 + "1)"])  # fmt: skip
 def test_parse_refuses_everything_else(call):
     with pytest.raises(ValueError, match=r"recipe"):
         recipes.parse(call)

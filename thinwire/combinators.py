@@ -49,9 +49,9 @@ def remembers(recipe: Reducer) -> bool:
         return remembers(recipe.first) or remembers(recipe.second)
     if isinstance(recipe, Warmup):
         return remembers(recipe.then)
-    if isinstance(recipe, Watch | InBasis):
+    if isinstance(recipe, Watch):
         return remembers(recipe.inner)
-    return not isinstance(recipe, Project | Select)
+    return not isinstance(recipe, Project | Select | InBasis)
 
 
 def memories(part: Any) -> list[Memory]:
@@ -229,6 +229,13 @@ class InBasis:
 
     basis: Basis
     inner: Reducer
+
+    def __post_init__(self) -> None:
+        if memories(self.inner):
+            raise ValueError(
+                "a memory inside another basis could not be saved by parameter; put Remember "
+                f"outside: Remember(InBasis(...)), got {self.inner}"
+            )
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         x, layout = bucket.take(), bucket.layout

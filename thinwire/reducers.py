@@ -20,7 +20,7 @@ from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Payload, Sparse, nothing
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
-from thinwire.schedule import ByName, Density, at, checked_density
+from thinwire.schedule import ByName, Density, at, check_densities, checked_density
 from thinwire.wire import Wire
 from thinwire.wire.link import Link, reduce_traffic
 
@@ -71,8 +71,7 @@ class Select:
     wire: Wire = field(default_factory=Wire)
 
     def __post_init__(self) -> None:
-        if not callable(self.density) and not isinstance(self.density, ByName):
-            checked_density(self.density)
+        check_densities(self.density)
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         states: list[Any] = []
@@ -86,7 +85,7 @@ class Select:
             return _aborted(mean, _unused(bucket, link))
         settle = getattr(self.pick, "settle", None)
         if settle is not None:
-            settle(states, link.highest)
+            settle(states, lambda votes: link.highest(votes.to(mine.values.device)))
         return Reduced(mean=mean, sent=share, unused=_unused(bucket, link))
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
@@ -123,8 +122,9 @@ class Select:
             there = values != 0
             indices, values = indices[there], values[there]
         if not bucket.finite:  # poison the sum, so that every rank learns of it
-            if not indices.numel():  # a selector that chose nothing still has to tell
-                indices = indices.new_tensor([bucket.layout.runs[0][0]])
+            runs = bucket.layout.runs
+            if not indices.numel() and runs:  # a selector that chose nothing still has to tell
+                indices = indices.new_tensor([runs[0][0]])
             values = values.new_full((indices.numel(),), float("nan"))
         return Sparse(indices, values, bucket.layout.numel), k
 

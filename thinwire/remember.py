@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.layout import Layout, Slot
@@ -45,9 +47,7 @@ class Remember:
             return replace(reduced, undo=None)
         reduced = _without_unused(reduced, bucket.layout)
         reduced = _in_gradients_units(reduced, folded.units)
-        if bucket.scale != 1.0:
-            reduced.mean.mul_(bucket.scale)
-        if (bucket.scale != 1.0 or folded.units) and not kernels.finite(reduced.mean):
+        if not _rescaled(reduced.mean, bucket.scale, bucket.layout):
             return Reduced(mean=reduced.mean, sent=nothing(bucket.layout.numel), finite=False)
         undo = self.memory.keep(folded.residual, reduced.sent, bucket)
         return replace(reduced, undo=undo)
@@ -66,6 +66,19 @@ def _in_gradients_units(reduced: Reduced, units: list[tuple[Slot, float]]) -> Re
         if unit not in (0.0, 1.0):
             reduced.mean[slot.offset : slot.offset + slot.numel].mul_(unit)
     return _without(reduced, [slot for slot, unit in units if unit == 0.0])
+
+
+def _rescaled(mean: Tensor, scale: float, layout: Layout) -> bool:
+    """Our slots of the mean times the loss scale, and whether they are finite.
+
+    The buffer may hold slots of other branches of a `Route`: those are not ours to touch.
+    """
+    finite = True
+    for start, stop in layout.runs:
+        if scale != 1.0:
+            mean[start:stop].mul_(scale)
+        finite &= kernels.finite(mean[start:stop])
+    return finite
 
 
 def _without(reduced: Reduced, gone: list[Slot]) -> Reduced:

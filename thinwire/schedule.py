@@ -58,6 +58,9 @@ def dgc_ramp(density: float, epochs: int, every: int) -> Piecewise:
 
     An epoch is `every` steps. Lin et al. 2018 (arXiv 1712.01887), as in its authors' code.
     """
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise ValueError(f"a ramp lasts at least one epoch, got {epochs!r}")
+    checked_density(density)
     rising = tuple(density ** ((e + 1) / (epochs + 1)) for e in range(epochs))
     return stages((*rising, density), every)
 
@@ -77,10 +80,10 @@ class ByName:
 
     @staticmethod
     def of(densities: Mapping[str, Number]) -> ByName:
-        for pattern, density in densities.items():
+        if not densities:
+            raise ValueError("densities by name need at least one, got {}; e.g. {'': 0.01}")
+        for pattern in densities:
             _compiles(pattern)
-            if not callable(density):
-                checked_density(density)
         return ByName(tuple(densities.items()))
 
     def at(self, name: str, step: int) -> float:
@@ -100,6 +103,21 @@ def density_at(density: Density, step: int, name: str) -> float:
     """The density of a parameter at this step, checked."""
     here = density.at(name, step) if isinstance(density, ByName) else at(density, step)
     return checked_density(here)
+
+
+def check_densities(density: Density) -> None:
+    """Every density that can be known before the training: all of a schedule's, or its first."""
+    if isinstance(density, ByName):
+        for _, number in density.rules:
+            check_densities(number)
+    elif isinstance(density, Piecewise):
+        for value in density.values:
+            checked_density(value)
+    elif isinstance(density, Ramp):
+        checked_density(density.start)
+        checked_density(density.end)
+    elif not callable(density):
+        checked_density(density)
 
 
 def checked_density(density: float) -> float:

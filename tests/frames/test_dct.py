@@ -89,6 +89,15 @@ def test_a_smooth_gradient_needs_few_coefficients():
     assert left(recipes.demo_dct(density=0.01)) < 0.1 < left(recipes.topk(density=0.01))
 
 
+def test_what_has_no_chunks_stays_dense():
+    """A prime longer than a chunk: pairs of index and value would be twice the dense bytes."""
+    recipe = recipes.demo_dct(density=0.01)
+    dense = recipes.dense()
+    prime, even = (Layout.of({"b": torch.empty(n)}) for n in (997, 1024))
+    assert recipe.traffic(prime, 4) == dense.traffic(prime, 4)
+    assert recipe.traffic(even, 4).bytes < dense.traffic(even, 4).bytes / 10
+
+
 def test_bad_chunk():
     with pytest.raises(ValueError, match="chunk must be a whole number of at least 1"):
         recipes.demo_dct(chunk=0)

@@ -55,6 +55,10 @@ def test_momentum_is_not_applied_twice(pool: Pool, mode: str) -> None:
 
 
 def without_optimizer(rank: int, world: int) -> None:
+    net = mlp(2)
+    half = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"2.weight is in no group of the optimizer"):
+        thinwire.attach(ddp(net), RATED, optimizer=half)
     with pytest.raises(ValueError, match=r"must see the rates: pass attach.*optimizer=optimizer"):
         thinwire.attach(ddp(mlp(2)), RATED)
 

@@ -52,7 +52,7 @@ def test_the_catalogue_prices_every_recipe_as_it_prices_itself():
     assert [entry.name for entry in entries] == recipes.names()
     by_name = {entry.name: entry for entry in entries}
     assert by_name["dense"].bytes == by_name["dense"].bytes_dense == 2 * 3 * params
-    layer = prices.model(1024, 1024)
+    layer = prices.model(1024, 1024, 1024)
     assert by_name["topk"].bytes == 3 * recipes.topk().traffic(layer, 4).bytes
     assert by_name["randomk"].bytes_dense / by_name["randomk"].bytes == pytest.approx(100, rel=0.01)
     for entry in entries:

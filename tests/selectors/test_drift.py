@@ -76,3 +76,38 @@ def test_decisions_are_the_same_on_all_ranks():
     assert first[-1][2] == 45, "every second step is a flat one"
     thresholds = {s["slots"]["w"]["no/second/select"]["threshold"] for s in states}
     assert len(thresholds) == 3, "thresholds are each rank's own"
+
+
+def test_a_refresh_every_interval():
+    """The exact threshold is taken when the interval is over: every fifth turn, not sixth."""
+    pick, state, exact_at = Drifting(interval=5, shortest=5, warmup=1), {}, []
+    draw = torch.Generator().manual_seed(0)
+    for turn in range(21):
+        rows = 1.5**turn * torch.randn(1, N, generator=draw)  # drifts: the interval stays
+        pick(rows, K, state)
+        if "vote" in state:
+            exact_at.append(turn)
+        pick.settle([state], lambda votes: votes)
+    assert exact_at == [5, 10, 15, 20]
+
+
+def test_a_nan_on_one_rank_does_not_put_ranks_out_of_step():
+    """Without memory and without the engine's drafts: everyone still votes at the same turns."""
+    recipe = recipes.adtopk(density=0.1, estimate=True, memory="none")
+
+    def worker(comm):
+        state: dict = {}
+        draw = torch.Generator().manual_seed(comm.rank)
+        aborted = []
+        for step in range(100):
+            grad = torch.randn(20, 20, generator=draw)
+            if comm.rank == 0 and step in (9, 43, 45, 47):
+                grad[3, 3] = float("nan")
+            reduced = recipe.reduce(Bucket.of({"w": grad}, state=state, step=step), comm)
+            if not reduced.finite:
+                aborted.append(step)
+        return aborted, state["slots"]["w"]["no/second/select"]["due"]
+
+    results = local.run(2, worker)
+    assert results[0] == results[1]
+    assert results[0][0] == [9, 43, 45, 47]

@@ -115,7 +115,16 @@ def test_the_number_of_stages_follows_what_is_achieved():
     for _ in range(40):
         pick(torch.randn(1, 100_000, generator=draw), 1000, state)
     assert state["stages"] >= 2
-    assert 0.5 <= state["found"] / 1000 <= 2
+    assert 0.5 <= state["found"] <= 2
+
+
+def test_a_falling_density_does_not_upset_the_stages():
+    """What was found counts against the k it was found for."""
+    pick, state = Threshold(estimate=Sidco(), correct=None, capacity=100.0), {}
+    draw = torch.Generator().manual_seed(4)
+    for k in [5000] * 13 + [50] * 12:
+        pick(torch.randn(1, 100_000, generator=draw), k, state)
+        assert state["stages"] <= 3 and 0.3 < state["found"] < 3
 
 
 @pytest.mark.parametrize("density", [1e-2, 1e-3])

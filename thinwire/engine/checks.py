@@ -54,14 +54,24 @@ def check_parameters(parameters: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_memories(recipe: object, optimizer: Optimizer | None) -> None:
+def check_memories(
+    recipe: object, optimizer: Optimizer | None, parameters: Mapping[str, Tensor]
+) -> None:
     """What a memory wants of the optimizer: its learning rates, or that it has no momentum."""
     kept = memories(recipe)
-    if any(getattr(memory, "learning_rate", False) for memory in kept) and optimizer is None:
-        raise ValueError(
-            "this recipe keeps learning rate x gradient and must see the rates: pass "
-            "attach(model, recipe, optimizer=optimizer)"
-        )
+    if any(getattr(memory, "learning_rate", False) for memory in kept):
+        if optimizer is None:
+            raise ValueError(
+                "this recipe keeps learning rate x gradient and must see the rates: pass "
+                "attach(model, recipe, optimizer=optimizer)"
+            )
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, p in parameters.items():
+            if id(p) not in trained:
+                raise ValueError(
+                    f"this recipe keeps learning rate x gradient, and {name} is in no group of the "
+                    "optimizer; give it a group, or freeze it"
+                )
     if not any(getattr(memory, "corrects_momentum", False) for memory in kept):
         return
     if optimizer is None:
@@ -81,7 +91,7 @@ def check_memories(recipe: object, optimizer: Optimizer | None) -> None:
 
 
 def learning_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """The rate of the day by parameter name; what the optimizer does not train has none."""
+    """The rate of the day by parameter name; what left the optimizer has none."""
     rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     return {name: rates.get(id(p), 0.0) for name, p in parameters.items()}
 

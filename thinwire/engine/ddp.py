@@ -195,5 +195,5 @@ def _checked(
     check_parameters(parameters)
     if optimizer is not None:
         check_optimizer(optimizer, parameters)
-    check_memories(recipe, optimizer)
+    check_memories(recipe, optimizer, parameters)
     return dict(parameters)

@@ -96,5 +96,5 @@ def _checked(
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
     parameters = {n: p for n, p in named.items() if p.requires_grad and id(p) in mine}
     check_parameters(parameters)
-    check_memories(recipe, optimizer)
+    check_memories(recipe, optimizer, parameters)
     return parameters

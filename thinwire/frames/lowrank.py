@@ -158,7 +158,8 @@ def _columns(slot: Slot, rank: int) -> int:
 
 
 def _checked_rank(rank: float) -> int:
-    if isinstance(rank, bool) or rank is None or rank < 1 or rank != int(rank):
+    number = isinstance(rank, int | float) and not isinstance(rank, bool)
+    if not number or not rank >= 1 or rank != int(rank):
         raise ValueError(
             f"rank must be a whole number of at least 1, got {rank!r}; 4 is the default"
         )

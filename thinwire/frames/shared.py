@@ -21,7 +21,7 @@ from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Parts, Payload, Sparse
 from thinwire.protocols import Pass
-from thinwire.schedule import ByName, Density, checked_density
+from thinwire.schedule import Density, check_densities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,7 @@ class SharedCoordinates:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not callable(self.density) and not isinstance(self.density, ByName):
-            checked_density(self.density)
+        check_densities(self.density)
 
     def passes(self, bucket: Bucket) -> Iterator[Pass]:
         x = bucket.take()

@@ -32,9 +32,7 @@ class Entry:
 def catalogue(params: int, world: int, density: float, rank: int) -> list[Entry]:
     """Every recipe, with this density or rank where it takes one."""
     layers, rest = divmod(params, SIDE * SIDE + SIDE)
-    shapes = [(layers, model(SIDE, SIDE))]
-    if rest:
-        shapes.append((1, model(max(1, rest // SIDE), min(rest, SIDE))))
+    shapes = [(layers, model(SIDE, SIDE, SIDE)), (1, model(rest // SIDE, SIDE, rest % SIDE))]
     entries = []
     for name in recipes.names():
         recipe: Callable[..., Reducer] = getattr(recipes, name)
@@ -61,9 +59,9 @@ def catalogue(params: int, world: int, density: float, rank: int) -> list[Entry]
     return entries
 
 
-def model(rows: int, columns: int) -> Layout:
+def model(rows: int, columns: int, bias: int) -> Layout:
     """One linear layer."""
-    shapes = {"weight": (rows, columns), "bias": (rows,)}
+    shapes = {"weight": (rows, columns), "bias": (bias,)}
     return Layout.of({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
 
 

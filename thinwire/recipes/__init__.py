@@ -49,7 +49,7 @@ def parse(call: str) -> Reducer:
     """A recipe written as a call with literal arguments, e.g. "topk(density=0.01)"."""
     try:
         tree = ast.parse(call.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, MemoryError, RecursionError, ValueError):
         raise ValueError(
             f"a recipe is written as a call, topk(density=0.01), got {call!r}"
         ) from None
@@ -87,7 +87,7 @@ def _argument(node: ast.expr, call: str) -> Any:
 def _literal(node: ast.expr, call: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError(
             f"arguments of a recipe must be literals, or schedules ({', '.join(SCHEDULES)}), got "
             f"{call!r}"

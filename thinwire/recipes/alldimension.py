@@ -88,7 +88,8 @@ def adtopk(
     over = ROWS.get(rows) if isinstance(rows, str) else rows
     if over is None or not callable(over):
         raise ValueError(f"rows must be one of {', '.join(ROWS)} (or a view), got {rows!r}")
-    merged, coded = merge(collective, ragged=collective is None), as_wire(wire)
+    varies = collective is None or bool(estimate)
+    merged, coded = merge(collective, ragged=varies), as_wire(wire)
 
     def select(pick: Selector, view: View) -> Select:
         kept = densities(density)
@@ -101,13 +102,16 @@ def adtopk(
         inner = Alternate(inner, flat, period, _until(steps, fraction))
     elif steps is not None:
         raise ValueError("steps ends the interleaving, got steps without it; set interleave=True")
+    if steps is None and fraction != 0.75:
+        raise ValueError(
+            f"fraction is of the training's steps, got fraction={fraction!r} alone; give steps too"
+        )
     if dense is not None:
         given = dense if callable(dense) else VectorsAnd(rule("dense", dense))
         inner = Route(StaysDense(given, over, densities(density)), _dense(), inner)
-    fed = remembered(memory, warmup, inner)
-    if not no_feedback or fed is inner:
-        return fed
-    return Route(rule("no_feedback", no_feedback), remembered("none", warmup, inner), fed)
+    unfed = rule("no_feedback", no_feedback)
+    fed, bare = remembered(memory, warmup, inner), remembered("none", warmup, inner)
+    return Route(unfed, bare, fed) if no_feedback and fed != bare else fed
 
 
 def _period(
@@ -122,12 +126,21 @@ def _period(
         )
     if isinstance(interleave, bool):
         return (1, 1) if interleave else None
+    if not isinstance(interleave, tuple | list):
+        raise ValueError(
+            f"interleave must be True, False or a period, got {interleave!r}; (1, 1) changes every "
+            "step"
+        )
     return tuple(interleave)  # type: ignore[return-value]  # Alternate checks it
 
 
 def _flat_pick(estimate: bool | int) -> Selector:
     if estimate is False:
         return topk
+    if not isinstance(estimate, int) or estimate < 1:
+        raise ValueError(
+            f"estimate must be True, False or a first interval of turns, got {estimate!r}"
+        )
     return (
         Drifting() if estimate is True else Drifting(interval=estimate, shortest=min(5, estimate))
     )

@@ -64,7 +64,8 @@ def rule(option: str, given: Rule | Sequence[str]) -> Rule:
     """A rule of the caller's: a function of the slot, or patterns for its name."""
     if callable(given):
         return given
-    if isinstance(given, str) or not all(isinstance(pattern, str) for pattern in given):
+    listed = isinstance(given, tuple | list | set | frozenset)
+    if not listed or not all(isinstance(pattern, str) for pattern in given):
         raise ValueError(
             f"{option} must be a rule (slot -> bool) or a list of patterns, got {given!r}; e.g. "
             f"{option}=['head.*weight']"
@@ -128,8 +129,10 @@ def named_memory(memory: str | Memory) -> Memory | None:
         return Residual()
     if memory == "momentum":
         return MomentumCorrected()
-    if isinstance(memory, str) or not (hasattr(memory, "fold") and hasattr(memory, "keep")):
+    named = isinstance(memory, str | type)  # a class is not a memory yet
+    if named or not (hasattr(memory, "fold") and hasattr(memory, "keep")):
         raise ValueError(
             f"memory must be 'none', 'residual' or 'momentum' (or a Memory), got {memory!r}"
         )
+    assert not isinstance(memory, str)
     return memory

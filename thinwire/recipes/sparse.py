@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from thinwire.bucket import by_layer, by_row
-from thinwire.combinators import InBasis
+import torch
+
+from thinwire.bucket import Bucket, by_layer, by_row
+from thinwire.combinators import InBasis, Route
+from thinwire.combinators import dense as _dense
 from thinwire.frames.dct import Dct
+from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
 from thinwire.protocols import Collective, Memory, Reducer
 from thinwire.recipes.options import Densities, densities, merge, remembered, schedulable, sparse
 from thinwire.reducers import Select
-from thinwire.schedule import dgc_ramp, stages
+from thinwire.schedule import Density, dgc_ramp, stages
 from thinwire.selectors.estimators import Bisect, Constant, Sampled, gaussian, trimmed
 from thinwire.selectors.sidco import Sidco
 from thinwire.selectors.threshold import Threshold, exact
@@ -172,7 +177,7 @@ def demo_dct(
     chunk: int = 64,
     decay: float = 0.999,
     collective: Collective | None = None,
-    memory: str | Memory | None = None,
+    memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
 ) -> Reducer:
@@ -188,15 +193,42 @@ def demo_dct(
         collective=merge(collective, ragged=False),
         wire=as_wire(wire),
     )
-    kept = Residual(decay=decay) if memory is None else memory
-    return remembered(kept, warmup, InBasis(Dct(chunk), select))
+    if memory != "residual" and decay != 0.999:
+        raise ValueError(
+            f"decay belongs to the residual, got decay={decay!r} with memory={memory!r}; give one"
+        )
+    basis, kept = Dct(chunk), Residual(decay=decay) if memory == "residual" else memory
+    inner = Route(SentWhole(basis, select.density), _dense(), InBasis(basis, select))
+    return remembered(kept, warmup, inner)
+
+
+@dataclass(frozen=True)
+class SentWhole:
+    """The parameters whose chunks would be sent whole: dense needs no indices for them."""
+
+    basis: Dct
+    density: Density
+
+    def __call__(self, slot: Slot) -> bool:
+        flat = torch.empty(slot.offset + slot.numel, device="meta")
+        layout = self.basis.layout(Layout((slot,), flat.numel()))
+        pieces = by_row(Bucket(flat=flat, layout=layout, state={}), self.density)
+        return all(piece.k == piece.rows.shape[1] for piece in pieces)
 
 
 def _ramped(density: Densities, ramp: int | Sequence[float], every: int) -> Densities:
-    if ramp == 0 or ramp == ():
+    if not ramp and not isinstance(ramp, float):
+        if every:
+            raise ValueError(f"every is how long a stage of the ramp lasts, got every={every!r} "
+                             "without a ramp; give ramp too")  # fmt: skip
         return density
     if callable(density) or not isinstance(density, int | float):
         raise ValueError(f"a ramp ends at one density, got density={density!r}; give a number")
     if isinstance(ramp, int):
         return dgc_ramp(density, ramp, every)
+    if not isinstance(ramp, tuple | list):
+        raise ValueError(
+            f"ramp must be a list of densities or a number of epochs, got {ramp!r}; e.g. "
+            "ramp=[0.25, 0.0625, 0.0156, 0.004]"
+        )
     return stages((*ramp, density), every)

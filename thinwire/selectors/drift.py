@@ -46,35 +46,42 @@ class Drifting:
 
     def __call__(self, rows: Tensor, k: int, state: Memo) -> Tensor:  # (1, n) -> (count,)
         size = magnitudes(rows)
-        state.pop("vote", None)
-        if not kernels.finite(size):
-            return kernels.topk(rows, k)
         turn = int(state.get("turn", 0))
         state["turn"] = turn + 1
-        if turn < self.warmup or turn >= int(state.get("due", 0)) or state["k"] != k:
-            return self._exactly(rows, size, k, state, turn)
+        state.pop("vote", None)
+        if not kernels.finite(size):  # whoever sees it aborts the step, votes and all
+            return kernels.topk(rows, k)
+        over = turn >= int(state.get("due", self.warmup + self.interval - 1))
+        if turn < self.warmup or over or state.get("k") != k:
+            return self._exactly(rows, size, k, state, vote=over)
         theta, _ = settled(size, k, float(state["threshold"]), BOUNDS, state)
         state["threshold"] = theta
         return above(size, theta, int(BOUNDS[1] * k))
 
     def settle(self, states: Sequence[Memo], highest: Callable[[Tensor], Tensor]) -> None:
-        """After the exchange: every layer whose interval was over gets a new one, agreed by all."""
+        """After the exchange: every layer whose interval was over gets a new one, agreed by all.
+
+        Who votes when depends on nothing but turns and intervals, which are the same on all ranks;
+        only here are they changed.
+        """
         voting = [state for state in states if "vote" in state]
-        if not voting:  # the same on all ranks: turns and intervals are
+        if not voting:
             return
         votes = torch.tensor([state["vote"] for state in voting], dtype=torch.uint8)
         for state, vote in zip(voting, highest(votes).tolist(), strict=True):
-            interval = max(self.shortest, int(state["interval"]) + CHANGES[vote])
-            state.update(interval=interval, due=state["turn"] + interval)
+            interval = int(state.get("interval", self.interval)) + CHANGES[vote]
+            interval = max(self.shortest, interval)
+            state.update(interval=interval, due=state["turn"] - 1 + interval)
 
-    def _exactly(self, rows: Tensor, size: Tensor, k: int, state: Memo, turn: int) -> Tensor:
+    def _exactly(self, rows: Tensor, size: Tensor, k: int, state: Memo, vote: bool) -> Tensor:
         theta = exact(size, k, state)
-        if turn >= self.warmup and state.get("k") == k:
-            drift = abs(float(state["anchor"]) - theta)
-            epsilon = TOLERANCE * float(state["anchor"])
-            edges = (epsilon / 2, epsilon, 2 * epsilon)
-            state["vote"] = (drift >= edges[0]) + (drift >= edges[1]) + (drift > edges[2])
-        interval = int(state.get("interval", self.interval))
-        state.update(threshold=theta, anchor=theta, interval=interval, k=k)
-        state["due"] = state["turn"] + interval
+        if vote:
+            state["vote"] = _drifted(float(state.get("anchor", theta)), theta)
+        state.update(threshold=theta, anchor=theta, k=k)
         return kernels.topk(rows, k)
+
+
+def _drifted(before: float, now: float) -> int:
+    """How far, as a place in CHANGES."""
+    drift, epsilon = abs(before - now), TOLERANCE * before
+    return (drift >= epsilon / 2) + (drift >= epsilon) + (drift > 2 * epsilon)

@@ -23,7 +23,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.value < math.inf:
+        if not isinstance(self.value, int | float) or not 0 <= self.value < math.inf:
             raise ValueError(f"a threshold must be a number, 0 or more, got {self.value!r}")
 
     def __call__(self, size: Tensor, k: int, state: Memo) -> float:
@@ -48,7 +48,7 @@ class Sampled:
         n = size.numel()
         wanted = max(self.fraction * n, 2 * n / k)
         stride = max(1, int(n / wanted))
-        stride -= stride > 1 and stride % 2 == 0  # odd: never in step with the columns of a matrix
+        stride -= stride > 1 and stride % 2 == 0  # odd: not in step with rows of even length
         draws = int(state.get("draws", 0))
         state["draws"] = draws + 1
         sample = size[draws * 7919 % stride :: stride]

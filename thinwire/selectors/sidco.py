@@ -96,19 +96,26 @@ class Sidco:
         return total * largest
 
     def _stages(self, n: int, k: int, state: Memo) -> int:
-        """More or fewer stages, in the direction that brought the count nearer to k."""
-        stages, direction = int(state.get("stages", self.stages)), int(state.get("direction", 1))
-        if "found" in state:
-            state["ratio"] = float(state.get("ratio", 0.0)) + state["found"] / k / PATIENCE
-            state["calls"] = int(state.get("calls", 0)) + 1
-        if state.get("calls") == PATIENCE:
-            off = abs(float(state["ratio"]) - 1)
+        """The number of stages, looked at every few calls: a neighbour that did better, or that
+        was not tried yet, is taken if this one is off by more than the tolerance.
+
+        The published rule turns round when the error has grown, and so walks to and fro; what was
+        seen of each number is remembered here instead, and slowly forgotten.
+        """
+        if state.get("k_stages") != k:
+            state.update(k_stages=k, seen={}, ratios=[])
+        stages, ratios = int(state.get("stages", self.stages)), list(state["ratios"])
+        if "found" in state and state.get("asked") == k:
+            ratios.append(float(state["found"]))
+        if len(ratios) == PATIENCE:
+            off = abs(sum(ratios) / PATIENCE - 1)
+            seen = {m: 0.9 * other for m, other in state["seen"].items()} | {stages: off}
             if off > TOLERANCE:
-                direction = -direction if off > float(state.get("off", math.inf)) else direction
                 most = max(1, math.ceil(math.log2(n / k)))
-                stages = min(most, max(1, stages + direction))
-            state.update(ratio=0.0, calls=0, off=off, direction=direction)
-        state["stages"] = stages
+                near = [m for m in (stages, stages + 1, stages - 1) if 1 <= m <= most]
+                stages = min(near, key=lambda m: seen.get(m, 0.0))
+            state["seen"], ratios = seen, []
+        state.update(stages=stages, ratios=ratios, asked=k)
         return stages
 
 

@@ -51,7 +51,7 @@ class Threshold:
             raise ValueError(f"refresh must be a number of steps, 1 or more, got {self.refresh!r}")
         if not self.nudge >= 1:
             raise ValueError(f"nudge must be at least 1.0 (no nudge), got {self.nudge!r}")
-        if not self.capacity >= 1:
+        if not isinstance(self.capacity, int | float) or not self.capacity >= 1:
             raise ValueError(
                 f"capacity must be at least 1.0 times the density asked for, got {self.capacity!r}"
             )
@@ -96,9 +96,10 @@ def settled(
 
     Too many and too few close in on it from both sides; where the numbers allow nothing between
     (ties), or after `PROBES` passes, the exact threshold is taken. `state["found"]` is what the
-    estimate itself let through.
+    estimate itself let through, as a share of k.
     """
-    count = state["found"] = _count(size, theta)
+    count = _count(size, theta)
+    state["found"] = count / k
     if not math.isfinite(theta) or theta < 0:
         return _exactly(size, k, state)
     if bounds is None:

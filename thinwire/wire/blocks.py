@@ -158,7 +158,7 @@ class Levels:
             raise ValueError(f"bits must be 2, 4 or 8, got {self.bits!r}")
         if self.norm not in ("l2", "max"):
             raise ValueError(f"norm must be 'l2' or 'max', got {self.norm!r}")
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not (isinstance(self.clip, int | float) and self.clip > 0):
             raise ValueError(
                 f"clip must be above 0 standard deviations, or None, got {self.clip!r}"
             )

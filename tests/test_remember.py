@@ -1,0 +1,90 @@
+"""Remember beside other branches: units and flags stay within one's own slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from thinwire import Bucket, recipes
+from thinwire.combinators import InBasis, Remember, Route, dense
+from thinwire.comm import local
+from thinwire.frames.dct import Dct
+from thinwire.memory import MomentumCorrected, Residual
+from thinwire.reducers import Select
+from thinwire.selectors.topk import topk
+
+SHAPES = {"head": (4, 6), "body": (5, 8), "tail": (7,)}
+
+
+def is_head(slot):
+    return slot.name == "head"
+
+
+def grads(rank, step):
+    draw = torch.Generator().manual_seed(10 * step + rank)
+    return {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
+
+
+def steps(recipe, scale, world=3, rates=None):
+    """The means in the gradient's own units, and everyone's share, of three steps."""
+
+    def worker(comm):
+        state, found = {}, []
+        for step in range(3):
+            bucket = Bucket.of(grads(comm.rank, step), state=state, step=step)
+            bucket = replace(bucket, flat=bucket.flat * scale, scale=scale, rates=rates)
+            reduced = recipe.reduce(bucket, comm)
+            sent = reduced.sent.add_into(torch.zeros(bucket.layout.numel))
+            found.append((reduced.mean / scale, sent))
+        return found
+
+    return local.run(world, worker)
+
+
+RECIPES = {
+    "no feedback": recipes.adtopk(density=0.3, no_feedback=["head"]),
+    "two memories": Route(is_head, recipes.topk(0.2), recipes.topk(0.4)),
+    "momentum": Route(is_head, dense(), recipes.dgc(0.4)),
+    "both": Route(is_head, recipes.topk(0.2, memory="momentum"), recipes.topk(0.4)),
+    "half outside": Route(is_head, recipes.half(), recipes.topk(0.3)),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_loss_scale_changes_nothing_in_any_branch(name):
+    plain, scaled = steps(RECIPES[name], 1.0), steps(RECIPES[name], 1024.0)
+    for rank in range(3):
+        for (mean, _), (other, _) in zip(plain[rank], scaled[rank], strict=True):
+            assert torch.allclose(mean, other, atol=1e-6)
+    for step in range(3):
+        average = sum(plain[rank][step][1] for rank in range(3)) / 3
+        assert torch.allclose(plain[0][step][0], average, atol=1e-6)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_learning_rate_stays_in_its_branch(first):
+    rated = recipes.topk(0.5, memory=Residual(learning_rate=True))
+    pair = (rated, recipes.topk(0.5))
+    recipe = Route(is_head, pair[first], pair[1 - first])
+    means = steps(recipe, 1.0, rates={"head": 0.01, "body": 0.5, "tail": 0.1})
+    plain = steps(Route(is_head, recipes.topk(0.5), recipes.topk(0.5)), 1.0)
+    assert torch.allclose(means[0][0][0], plain[0][0][0], atol=1e-6), "one step: rates cancel"
+
+
+def test_a_branch_without_entries_can_still_abort():
+    recipe = Remember(Route(lambda slot: slot.name == "b", dense(), Select(pick=topk)))
+
+    def worker(comm):
+        bad = float("nan") if comm.rank == 0 else 1.0
+        tensors = {"b": torch.tensor([bad, 1.0, 1.0]), "e": torch.zeros(0, 4)}
+        return recipe.reduce(Bucket.of(tensors, state={}, step=0), comm).finite
+
+    assert local.run(2, worker) == [False, False]
+
+
+def test_no_memory_inside_another_basis():
+    with pytest.raises(ValueError, match="put Remember outside"):
+        InBasis(Dct(8), recipes.topk())
+    Remember(InBasis(Dct(8), Select(pick=topk)), MomentumCorrected())
