@@ -67,10 +67,11 @@ class _Contender:
         self.name = name
         self._net = nn.Sequential(*layers)
         self._model = DistributedDataParallel(self._net, gradient_as_bucket_view=True)
+        self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01)
         self._sync = None
         if name not in (ALONE, PLAIN):
-            self._sync = attach(self._model, recipes.parse(name))
-        self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01)
+            recipe = recipes.parse(name)
+            self._sync = attach(self._model, recipe, optimizer=self._optimizer)
         self._batch = torch.randn(trial.batch, trial.width)
         self.seconds: list[float] = []
 
