@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.selectors import threshold as module
+from thinwire.selectors.drift import Drifting
 from thinwire.selectors.estimators import Bisect, Constant, Sampled, gaussian, trimmed
 from thinwire.selectors.sidco import FIRST, Sidco, exponential, gamma, pareto
 from thinwire.selectors.threshold import Threshold, above, exact
+from thinwire.selectors.topk import topk
 
 N = 1_000_000
 # Achieved / target density on a million samples: sparsifiers.md, table of 10.7.
@@ -222,6 +224,21 @@ def test_odd_inputs_have_an_answer_in_bounded_passes(name, kind, monkeypatch):
         broken = (~rows[0].isfinite()).nonzero().reshape(-1)
         assert set(broken.tolist()) <= set(chosen.tolist())
         assert all(math.isfinite(v) for v in state.values() if isinstance(v, float))
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_inputs_for_the_exact_and_the_drifting(kind):
+    rows = ODD[kind]
+    k = max(1, rows.numel() // 100)
+    for pick, turns in ((topk, 1), (Drifting(warmup=2), 9)):
+        state: dict = {}
+        for _ in range(turns):
+            chosen = pick(rows, k, state)
+            assert chosen.numel() == chosen.unique().numel() <= 2 * k
+            broken = (~rows[0].isfinite()).nonzero().reshape(-1)
+            assert set(broken.tolist()) <= set(chosen.tolist())
+            if hasattr(pick, "settle"):
+                pick.settle([state], lambda votes: votes)
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,6 +9,7 @@ The DCT-II of each chunk, orthonormal, is one row of coefficients. Peng, Quesnel
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,20 +34,10 @@ class Dct:
         return Layout(tuple(self._rows(slot) for slot in layout.slots), layout.numel)
 
     def forward(self, flat: Tensor, layout: Layout) -> Tensor:
-        out = torch.zeros_like(flat)
-        for slot in layout.slots:
-            if slot.numel:
-                here = slice(slot.offset, slot.offset + slot.numel)
-                out[here] = self._chunks(flat[here], slot).reshape(-1)
-        return out
+        return _each(flat, layout, self._chunks)
 
     def back(self, coefficients: Tensor, layout: Layout) -> Tensor:
-        out = torch.zeros_like(coefficients)
-        for slot in layout.slots:
-            if slot.numel:
-                here = slice(slot.offset, slot.offset + slot.numel)
-                out[here] = self._joined(coefficients[here], slot).reshape(-1)
-        return out
+        return _each(coefficients, layout, self._joined)
 
     def _chunks(self, values: Tensor, slot: Slot) -> Tensor:
         (n, m), (a, b) = slot.matrix, self._sides(slot)
@@ -65,6 +56,16 @@ class Dct:
     def _rows(self, slot: Slot) -> Slot:
         size = math.prod(self._sides(slot)) if slot.numel else 1
         return Slot(slot.name, slot.offset, (slot.numel // size, size), (size, 1))
+
+
+def _each(flat: Tensor, layout: Layout, change: Callable[[Tensor, Slot], Tensor]) -> Tensor:
+    """Every parameter changed, in a new buffer; zero where nobody of this layout lives."""
+    out = torch.zeros_like(flat)
+    for slot in layout.slots:
+        if slot.numel:
+            here = slice(slot.offset, slot.offset + slot.numel)
+            out[here] = change(flat[here], slot).reshape(-1)
+    return out
 
 
 def cosines(n: int, like: Tensor) -> Tensor:  # (n, n)
