@@ -72,6 +72,10 @@ CASES: dict[str, Reducer] = {
     "topk(natural)": recipes.topk(density=0.05, wire="natural"),
     "topk(decay)": recipes.topk(density=0.05, memory=Residual(decay=0.9)),
     "topk(learning rate)": recipes.topk(density=0.05, memory=Residual(learning_rate=True)),
+    "gtopk": recipes.gtopk(density=0.05),
+    "gtopk(bf16)": recipes.gtopk(density=0.05, wire="bf16"),
+    "gtopk(natural)": recipes.gtopk(density=0.05, wire="natural"),
+    "gtopk(momentum)": recipes.gtopk(density=0.05, memory="momentum"),
     "threshold": recipes.threshold(density=0.05, value=1.0),
     "dgc": recipes.dgc(density=0.05),
     "dgc(nesterov)": recipes.dgc(density=0.05, memory=MomentumCorrected(nesterov=True)),
@@ -239,7 +243,11 @@ def test_the_law(case: str, world: int, kind: str) -> None:
         # A low-rank basis that saw nothing but zeros stays on its side, which prices cannot know.
         flushed = kind == "denormal" and case == "powersgd(bf16)"
         vanished = ("powersgd" in case or "acpsgd" in case) and not mean.any()
-        assert all(as_priced(case, o, world, step) for o in outcomes) or vanished or flushed
+        if case.startswith("gtopk"):  # priced for the busiest rank
+            assert max(o.metered.bytes for o in outcomes) == outcomes[0].priced.bytes
+            assert max(o.metered.rounds for o in outcomes) == outcomes[0].priced.rounds
+        else:
+            assert all(as_priced(case, o, world, step) for o in outcomes) or vanished or flushed
         for o in outcomes:
             if o.residual is None:
                 assert case.split("(")[0] in WITHOUT_MEMORY or "no memory" in case
@@ -302,6 +310,8 @@ def budget(case: str, step: int = 0) -> int:
     rows = {"dim1": (24, 54), "dim0": (40, 36), "longer": (24, 36)}
     if name in ESTIMATED | {"topk", "randomk"}:
         return sum(max(1, int(0.05 * n + 0.5)) for n in sizes.values() if n)
+    if name == "gtopk":  # of the whole bucket
+        return int(0.05 * NUMEL + 0.5)
     if "by name" in case:  # the conv at 10 %, everything else dense
         return 22 + 960 + 24 + 1
     if name == "adtopk":
@@ -323,7 +333,10 @@ def test_density_is_respected(case: str, world: int) -> None:
     for step in range(3):
         wanted = budget(case, step)
         for o in take_step(CASES[case], world, states, step):
-            if case.split("(")[0] not in ESTIMATED and "reused" not in case:
+            if case.startswith("gtopk"):  # what survives of mine; of the sum, all that was asked
+                assert o.entries <= wanted or "natural" in case or "bf16" in case
+                assert int((o.mean != 0).sum()) == wanted
+            elif case.split("(")[0] not in ESTIMATED and "reused" not in case:
                 assert o.entries == wanted
             else:
                 assert o.entries <= 2 * wanted

@@ -28,6 +28,34 @@ class _Board:
         self.cells: list[Any] = [None] * size
         self.gate = threading.Barrier(size, timeout=timeout)
         self.turn = threading.Lock()
+        self.mail: dict[tuple[int, int], list[Any]] = {}
+        self.arrived = threading.Condition()
+        self.timeout = timeout
+
+    def post(self, source: int, to: int, letter: Any) -> None:
+        with self.arrived:
+            self.mail.setdefault((source, to), []).append(letter)
+            self.arrived.notify_all()
+
+    def fetch(self, source: int, to: int) -> Any:
+        """The oldest letter of that pair; other ranks have their turn while we wait."""
+        self.turn.release()
+        try:
+            with self.arrived:
+                there = self.arrived.wait_for(
+                    lambda: self.mail.get((source, to)) or self.gate.broken, self.timeout
+                )
+                if not there or self.gate.broken:
+                    raise threading.BrokenBarrierError
+                return self.mail[source, to].pop(0)
+        finally:
+            self.turn.acquire()
+
+    def abort(self) -> None:
+        """Wake everybody who waits for a rank that will not come."""
+        self.gate.abort()
+        with self.arrived:
+            self.arrived.notify_all()
 
     def pass_gate(self) -> None:
         self.turn.release()
@@ -68,11 +96,11 @@ class LocalComm:
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None
     ) -> Tensor | None:
-        offers = self._everyone((to, x.clone()))
+        if to is not None:
+            self._board.post(self.rank, to, x.clone())
         if source is None:
             return None
-        target, data = offers[source]
-        assert target == self.rank, f"rank {source} sends to {target}, rank {self.rank} expects it"
+        data = self._board.fetch(source, self.rank)
         assert isinstance(data, Tensor)
         return data
 
@@ -101,7 +129,7 @@ def run(size: int, worker: Callable[[LocalComm], T], timeout: float = 60.0) -> l
                 results[rank] = worker(LocalComm(board, rank, size))
         except BaseException as error:  # carried over to the caller's thread
             errors[rank] = error
-            board.gate.abort()
+            board.abort()
 
     grad_enabled = torch.is_grad_enabled()
     threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]

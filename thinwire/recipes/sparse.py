@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.bucket import Bucket, by_layer, by_row
+from thinwire.bucket import Bucket, by_layer, by_row, whole
+from thinwire.collectives.gtopk import GTopK
 from thinwire.combinators import InBasis, Route
 from thinwire.combinators import dense as _dense
 from thinwire.frames.dct import Dct
@@ -44,6 +45,25 @@ def topk(
     return sparse(
         reuse or _topk, by_layer, density=density, collective=collective, memory=memory,
         wire=wire, warmup=warmup, ragged=reuse is not None,
+    )  # fmt: skip
+
+
+@schedulable
+def gtopk(
+    density: Densities = 0.01,
+    *,
+    collective: Collective | None = None,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+) -> Reducer:
+    """The largest entries of the sum of all, found by swapping lists and selecting again.
+
+    Source: Shi et al., ICDCS 2019, arXiv 1901.04359.
+    """
+    return sparse(
+        _topk, whole, density=density, collective=collective or GTopK(), memory=memory,
+        wire=wire, warmup=warmup, ragged=False,
     )  # fmt: skip
 
 

@@ -27,22 +27,25 @@ class Link:
         self._messages = 0
         self._encoded: tuple[Tensor, Tensor] | None = None  # rounded values, and their bytes
 
-    def rounded(self, mine: Sparse) -> Sparse:
-        """What the others will read: the values after the wire's round trip."""
+    def rounded(self, mine: Sparse, shared: str | None = None) -> Sparse:
+        """What the others will read: the values after the wire's round trip.
+
+        Ranks that hold the same numbers and must round them alike name the message (`shared`).
+        """
         codec = self.wire.values
         if codec.exact:
             return mine
-        message = self._encode(mine.values)
+        if shared is None:
+            message = self._encode(mine.values)
+        else:
+            message = codec.encode(mine.values, f"{self._salt.rpartition('/')[0]}/{shared}")
         values = codec.decode(message, mine.entries, mine.values.dtype)
         self._encoded = (values, message)
         return Sparse(mine.indices, values, mine.numel)
 
     def all_gather(self, mine: Sparse, *, ragged: bool) -> list[Sparse]:
         """Everyone's payload, in rank order."""
-        message = torch.cat(
-            [self._encode(mine.values), self.wire.indices.encode(mine.indices, mine.numel)]
-        )
-        message = self._with_note(message)
+        message = self._with_note(self._message(mine))
         sizes = None if ragged else [message.numel()] * self.comm.size
         parts = [self._without_note(part) for part in self.comm.all_gather(message, sizes)]
         return [self._decode(part, mine) for part in parts]
@@ -58,6 +61,27 @@ class Link:
         both = self.comm.all_reduce(torch.cat([mean, self._note.to(mean.dtype)]))
         self._heard = both[x.numel() :] > 0
         return both[: x.numel()], x
+
+    def send(self, mine: Sparse, to: int, entries: int | None) -> None:
+        """Mine to that rank, which knows of how many entries, or is told."""
+        self.comm.exchange(self._message(mine), to, None, None if entries is None else 0)
+
+    def receive(self, source: int, like: Sparse, entries: int | None) -> Sparse:
+        """A payload from that rank; of so many entries, if that is known."""
+        return self._swapped(None, source, like, entries)
+
+    def swap(self, mine: Sparse, partner: int, entries: int | None) -> Sparse:
+        """My payload for the partner's."""
+        return self._swapped(partner, partner, mine, entries)
+
+    def _swapped(self, to: int | None, source: int, mine: Sparse, entries: int | None) -> Sparse:
+        message = self._message(mine) if to is not None else self._no_message(mine)
+        size = None
+        if entries is not None:
+            size = self.wire.nbytes(entries, mine.values.element_size())
+        got = self.comm.exchange(message, to, source, size)
+        assert got is not None
+        return self._decode(got, mine)
 
     def highest(self, votes: Tensor) -> Tensor:
         """The largest vote of any rank, place by place; as many votes on every rank."""
@@ -97,6 +121,14 @@ class Link:
         shares[mine] = shares[mine] + (means[mine] - exact) * world
         n = x.numel()
         return torch.cat(means)[:n], torch.cat(shares)[:n]
+
+    def _message(self, mine: Sparse) -> Tensor:
+        indices = self.wire.indices.encode(mine.indices, mine.numel)
+        return torch.cat([self._encode(mine.values), indices])
+
+    @staticmethod
+    def _no_message(like: Sparse) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=like.values.device)
 
     def _decode(self, message: Tensor, mine: Sparse) -> Sparse:
         k = self._pairs(message.numel(), mine.values.element_size())

@@ -1,0 +1,124 @@
+"""gTop-k: the k largest of the sum, found by swapping and re-selecting, O(k log P) a rank.
+
+    for i in 0, 1, ...: swap lists with rank XOR 2^i, add them up, keep the k largest
+
+Each list is the partial sum of a group of 2^i ranks, the same on all of them. The published method
+(Shi et al., ICDCS 2019, arXiv 1901.04359) puts back what the end result does not hold, and loses
+what was dropped on the way but came back from elsewhere. Here every rank follows its own entries
+from hop to hop: what a merge drops is dropped for good and stays with its sender, so the shares
+add up to the total. Ranks beyond the largest power of two hand their list to a partner at first,
+and get the result, and which of their entries are in it, back in the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.comm.metered import COUNT
+from thinwire.payload import Sparse, together
+from thinwire.protocols import Traffic
+from thinwire.state import State
+from thinwire.wire import Wire
+from thinwire.wire.link import Link
+
+
+@dataclass(frozen=True, kw_only=True)
+class GTopK:
+    """A butterfly of swaps; with `ragged` the counts may differ and travel with every list."""
+
+    ragged: bool = False
+    keeps: ClassVar[str] = "sender"
+
+    def sum(
+        self, mine: Sparse, k: int, step: int, link: Link, state: State
+    ) -> tuple[Sparse, Sparse]:
+        rank, world = link.comm.rank, link.comm.size
+        square = largest_power(world)
+        size = None if self.ragged else mine.entries
+        if rank >= square:
+            return self._as_guest(mine, rank - square, size, link)
+        total, own, guest, theirs = mine, mine, None, None
+        if rank + square < world:
+            guest = link.receive(rank + square, mine, size)
+            total = merged(total, guest, k)
+            own, theirs = surviving(own, total), surviving(guest, total)
+        hop = 1
+        while hop < square:
+            if hop > 1 or world > square:  # a partial sum: round it as all of the group do
+                total, own = self._rounded(total, own, hop, rank, link)
+            total = merged(total, link.swap(total, rank ^ hop, size), k)
+            own = surviving(own, total)
+            if theirs is not None:
+                theirs = surviving(theirs, total)
+            hop *= 2
+        if guest is not None and theirs is not None:
+            alive = torch.isin(guest.indices, theirs.indices)
+            Link(link.comm, Wire(indices=link.wire.indices)).send(total, rank + square, size)
+            link.comm.exchange(alive.to(torch.uint8), rank + square, None, 0)
+        return total, own
+
+    def traffic(self, k: int, n: int, world: int, wire: Wire) -> Traffic:
+        """Of the busiest rank: one with a partner, where the world is not a power of two."""
+        if world == 1:
+            return Traffic()
+        square = largest_power(world)
+        hops = square.bit_length() - 1
+        extra = COUNT if self.ragged else 0
+        swaps = Traffic(rounds=hops, bytes=hops * (wire.nbytes(k) + extra))
+        if world == square:
+            return swaps
+        back = Wire(indices=wire.indices).nbytes(k) + k + extra
+        return swaps + Traffic(rounds=3, bytes=back)
+
+    @staticmethod
+    def _as_guest(mine: Sparse, host: int, size: int | None, link: Link) -> tuple[Sparse, Sparse]:
+        """My list to the host; the result, unrounded, and which of my entries are in it, back."""
+        link.send(mine, host, size)
+        plain = Link(link.comm, Wire(indices=link.wire.indices))
+        total = plain.receive(host, mine, size)
+        flags = torch.empty(0, dtype=torch.uint8, device=mine.values.device)
+        alive = link.comm.exchange(flags, None, host, mine.entries)
+        assert alive is not None
+        kept = alive > 0
+        return total, Sparse(mine.indices[kept], mine.values[kept], mine.numel)
+
+    @staticmethod
+    def _rounded(
+        total: Sparse, own: Sparse, hop: int, rank: int, link: Link
+    ) -> tuple[Sparse, Sparse]:
+        """What the wire makes of the group's sum; each of its ranks answers for a part of that."""
+        rounded = link.rounded(total, shared=f"hop {hop} of {rank // hop}")
+        if rounded is total:
+            return total, own
+        error = rounded.values - total.values
+        mine = (total.indices % hop == rank % hop) & (error != 0)
+        return rounded, together(
+            [own, Sparse(total.indices[mine], error[mine], total.numel)], total.numel
+        )
+
+
+def merged(a: Sparse, b: Sparse, k: int) -> Sparse:
+    """The k largest of a + b, ascending by index; both sides of a swap get the same bits."""
+    indices, place = torch.cat([a.indices, b.indices]).unique(return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=a.values.dtype, device=a.values.device)
+    values.index_add_(0, place, torch.cat([a.values, b.values]))
+    if indices.numel() > k:
+        kept = kernels.topk(values[None], k)
+        indices, values = indices[kept], values[kept]
+    return Sparse(indices, values, a.numel)
+
+
+def surviving(own: Sparse, total: Sparse) -> Sparse:
+    """Those of my entries that are still in the sum."""
+    alive: Tensor = torch.isin(own.indices, total.indices)
+    return Sparse(own.indices[alive], own.values[alive], own.numel)
+
+
+def largest_power(world: int) -> int:
+    """The largest power of two that is not above the number of ranks."""
+    return 1 << (world.bit_length() - 1)
