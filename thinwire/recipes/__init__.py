@@ -17,7 +17,17 @@ from thinwire import schedule
 from thinwire.protocols import Reducer
 from thinwire.recipes.alldimension import adtopk
 from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
-from thinwire.recipes.sparse import demo_dct, dgc, gaussiank, gtopk, redsync, sidco, threshold, topk
+from thinwire.recipes.sparse import (
+    demo_dct,
+    dgc,
+    gaussiank,
+    gtopk,
+    redsync,
+    sidco,
+    threshold,
+    topk,
+    topkdsa,
+)
 from thinwire.recipes.values import (
     bf16,
     dense,
@@ -33,8 +43,8 @@ from thinwire.recipes.values import (
 
 __all__ = [  # noqa: RUF022  (the order in which people read them)
     "dense", "half", "bf16", "fp8", "int8", "onebit", "natural", "signsgd", "qsgd", "terngrad",
-    "randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "gtopk", "adtopk",
-    "powersgd", "acpsgd", "demo_dct",
+    "randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "gtopk", "topkdsa",
+    "adtopk", "powersgd", "acpsgd", "demo_dct",
 ]  # fmt: skip
 
 SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")

@@ -9,6 +9,7 @@ import torch
 
 from thinwire.bucket import Bucket, by_layer, by_row, whole
 from thinwire.collectives.gtopk import GTopK
+from thinwire.collectives.split import SplitReduce
 from thinwire.combinators import InBasis, Route
 from thinwire.combinators import dense as _dense
 from thinwire.frames.dct import Dct
@@ -63,6 +64,25 @@ def gtopk(
     """
     return sparse(
         _topk, whole, density=density, collective=collective or GTopK(), memory=memory,
+        wire=wire, warmup=warmup, ragged=False,
+    )  # fmt: skip
+
+
+@schedulable
+def topkdsa(
+    density: Densities = 0.01,
+    *,
+    collective: Collective | None = None,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+) -> Reducer:
+    """The largest entries of every rank, summed by owners of regions, dense where they fill up.
+
+    Source: SparCML, Renggli et al., SC 2019, arXiv 1802.08021; named in Ok-Topk, arXiv 2201.07598.
+    """
+    return sparse(
+        _topk, whole, density=density, collective=collective or SplitReduce(), memory=memory,
         wire=wire, warmup=warmup, ragged=False,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ class Link:
         self.comm, self.wire, self._note, self._salt = comm, wire, note, salt
         self._heard: Tensor | None = None
         self._messages = 0
-        self._encoded: tuple[Tensor, Tensor] | None = None  # rounded values, and their bytes
+        self._encoded: list[tuple[Tensor, Tensor]] = []  # rounded values, and their bytes
 
     def rounded(self, mine: Sparse, shared: str | None = None) -> Sparse:
         """What the others will read: the values after the wire's round trip.
@@ -40,7 +40,7 @@ class Link:
         else:
             message = codec.encode(mine.values, f"{self._salt.rpartition('/')[0]}/{shared}")
         values = codec.decode(message, mine.entries, mine.values.dtype)
-        self._encoded = (values, message)
+        self._encoded.append((values, message))
         return Sparse(mine.indices, values, mine.numel)
 
     def all_gather(self, mine: Sparse, *, ragged: bool) -> list[Sparse]:
@@ -61,6 +61,25 @@ class Link:
         both = self.comm.all_reduce(torch.cat([mean, self._note.to(mean.dtype)]))
         self._heard = both[x.numel() :] > 0
         return both[: x.numel()], x
+
+    def all_to_all(self, parts: list[Sparse]) -> list[Sparse]:
+        """The r-th part to rank r; what each rank has for me, in rank order."""
+        got = self.comm.all_to_all([self._message(part) for part in parts])
+        return [self._decode(message, parts[0]) for message in got]
+
+    def gather_counted(self, mine: Sparse, counts: list[int]) -> list[Sparse]:
+        """Everyone's payload, whose numbers of entries are known to all."""
+        itemsize = mine.values.element_size()
+        sizes = [self.wire.nbytes(count, itemsize) for count in counts]
+        got = self.comm.all_gather(self._message(mine), sizes)
+        return [self._decode(message, mine) for message in got]
+
+    def gather_dense(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
+        """Everyone's numbers, so many each."""
+        codec = self.wire.values
+        widths = [codec.nbytes(n, mine.element_size()) for n in sizes]
+        got = self.comm.all_gather(self._encode(mine), widths)
+        return [codec.decode(part, n, mine.dtype) for part, n in zip(got, sizes, strict=True)]
 
     def send(self, mine: Sparse, to: int, entries: int | None) -> None:
         """Mine to that rank, which knows of how many entries, or is told."""
@@ -139,8 +158,9 @@ class Link:
 
     def _encode(self, values: Tensor) -> Tensor:
         """The bytes of these values; of values rounded before, the very bytes they came from."""
-        if self._encoded is not None and self._encoded[0] is values:
-            return self._encoded[1]
+        for known, message in self._encoded:
+            if known is values:
+                return message
         self._messages += 1
         return self.wire.values.encode(values, f"{self._salt}/{self._messages}")
 
