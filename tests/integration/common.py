@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from thinwire.combinators import memories
 
 WIDTH = 32
+# One recipe for every way to exchange and to remember: where a test is about the engine.
+KINDS = ["dense", "half", "topk", "dgc", "gtopk", "topkdsa", "adtopk", "acpsgd", "qsgd"]
 SMALL_BUCKETS = 0.004  # megabytes: one linear layer of WIDTH a bucket
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from tests.integration.common import WIDTH, batch, ddp, mlp, sgd, train, weights
+from tests.integration.common import KINDS, WIDTH, batch, ddp, mlp, sgd, train, weights
 from tests.processes import Pool
 from thinwire import recipes
 
@@ -317,7 +317,7 @@ def uneven_inputs(rank: int, world: int, name: str) -> tuple[Tensor, int, Tensor
     return results[1], sync.metrics()["steps"], results[0]
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", KINDS)
 def test_join_with_uneven_inputs(pool: Pool, name: str) -> None:
     results = pool.run(3, uneven_inputs, name)
     assert {steps for _, steps, _ in results} == {7}
@@ -487,7 +487,7 @@ def test_resume_is_bit_exact(pool: Pool, name: str) -> None:
         assert torch.equal(straight, again)
 
 
-@pytest.mark.parametrize("name", ["dense", "topk", "adtopk", "dgc", "acpsgd", "qsgd"])
+@pytest.mark.parametrize("name", KINDS)
 def test_resume_is_bit_exact_with_a_static_graph(pool: Pool, name: str) -> None:
     for straight, again in pool.run(3, resumed, name, True):
         assert torch.equal(straight, again)

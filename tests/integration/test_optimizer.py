@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import thinwire
-from tests.integration.common import SMALL_BUCKETS, WIDTH, batch, ddp, mlp, sgd, train, weights
+from tests.integration.common import (
+    KINDS,
+    SMALL_BUCKETS,
+    WIDTH,
+    batch,
+    ddp,
+    mlp,
+    sgd,
+    train,
+    weights,
+)
 from tests.integration.test_ddp import Branches, Convolutional, Tied, same_everywhere
 from tests.processes import Pool, once
 from thinwire import recipes
@@ -151,7 +161,7 @@ def unused(rank: int, world: int, name: str) -> Any:
     return weights(net), sync.metrics()["steps"]
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", KINDS)
 def test_unused_parameters(pool: Pool, name: str) -> None:
     results = pool.run(2, unused, name)
     same_everywhere([w for w, _ in results])
@@ -263,7 +273,7 @@ def resumed(rank: int, world: int, name: str) -> tuple[Tensor, Tensor]:
     return straight, weights(net)
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", KINDS)
 def test_resume_is_bit_exact(pool: Pool, name: str) -> None:
     for straight, again in pool.run(3, resumed, name):
         assert torch.equal(straight, again)
@@ -404,7 +414,7 @@ def uneven(rank: int, world: int, name: str) -> tuple[Tensor, int, Tensor | None
     return weights(net), sync.metrics()["steps"], reference
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", KINDS)
 def test_join_with_uneven_inputs(pool: Pool, name: str) -> None:
     results = pool.run(3, uneven, name)
     same_everywhere([w for w, _, _ in results])

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 # One of every way to exchange takes the full number of steps, the others a part of them.
-LONG = {"dense", "topk", "dgc", "adtopk", "powersgd", "acpsgd", "signsgd"}
+LONG = {"dense", "topk", "dgc", "gtopk", "adtopk", "acpsgd", "signsgd"}
 
 
 def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[str, int]]:

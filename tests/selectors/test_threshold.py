@@ -160,7 +160,8 @@ def test_corrected_counts_stay_near_k_while_a_residual_grows(samples, name, data
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CORRECTED)
 def test_the_same_with_a_million(samples, name):
-    for x, k in ((x, k) for x in samples.values() for k in (1_000, 10_000)):
+    k = 1_000
+    for x in samples.values():
         residual, state = torch.zeros_like(x), {}
         for step in range(50):
             residual += x.roll(7919 * step)
