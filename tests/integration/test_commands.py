@@ -141,7 +141,7 @@ def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
     deadline = time.monotonic() + 60
     while len(children(parent.pid)) < 4 and time.monotonic() < deadline:
         time.sleep(0.2)
-    time.sleep(6)  # well into training
+    time.sleep(4)  # well into training
     started = children(parent.pid)
     assert len(started) >= 4
     if sent == signal.SIGINT:

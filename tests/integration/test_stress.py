@@ -18,14 +18,15 @@ from thinwire import recipes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-# One of every way to exchange takes the full number of steps, the others a part of them.
-LONG = {"dense", "topk", "dgc", "gtopk", "adtopk", "acpsgd", "signsgd"}
+# A gather, a gather beside a dense branch, and an all-reduce take the full number of steps; the
+# others, which make the same calls, an eighth of them.
+LONG = {"topk", "adtopk", "acpsgd"}
 
 
 def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[str, int]]:
     results = {}
     for name in recipes.names():
-        net, steps = mlp(8), most if name in LONG else most // 5
+        net, steps = mlp(8), most if name in LONG else most // 8
         recipe = getattr(recipes, name)()
         optimizer = sgd(net, recipe)
         model: nn.Module = ddp(net) if mode == "attach" else net
@@ -45,7 +46,7 @@ def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[s
     return results
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("attach", 200), ("distribute", 30)])
+@pytest.mark.parametrize(("mode", "steps"), [("attach", 200), ("distribute", 24)])
 def test_every_recipe_in_one_set_of_processes(pool: Pool, mode: str, steps: int) -> None:
     results = pool.run(4, many_steps, mode, steps, timeout=270)
     assert set(results[0]) == set(recipes.names())
@@ -77,9 +78,9 @@ def test_pytorchs_own_powersgd_hook_fails_this() -> None:
     assert len(set(once(4, stock_powersgd, 30, 25.0))) == 1, "with one bucket it works"
     for _ in range(3):
         try:
-            digests = once(4, stock_powersgd, 200, SMALL_BUCKETS, timeout=45)
+            digests = once(4, stock_powersgd, 200, SMALL_BUCKETS, timeout=25)
         except WorkerError as error:
-            ways = ("no answer in 45 s", "a worker died", "size doesn't match", "Timed out")
+            ways = ("no answer in 25 s", "a worker died", "size doesn't match", "Timed out")
             if any(way in str(error) for way in ways):
                 return
             raise
