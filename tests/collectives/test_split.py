@@ -15,8 +15,10 @@ from thinwire.wire import Wire
 from thinwire.wire.values import Bf16
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("kind", INPUTS)
+CASES = [(kind, "fp32") for kind in INPUTS] + [("private", "bf16"), ("private", "int8")]
+
+
+@pytest.mark.parametrize(("kind", "wire"), CASES)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("density", [0.05, 0.6])
 def test_conservation_in_every_world(density, world, kind, wire, monkeypatch):

@@ -128,9 +128,9 @@ def resumed(rank: int, world: int, call: str) -> tuple[Tensor, Tensor]:
     net, recipe = mlp(4), recipes.parse(call)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     sync, model = set_up("attach", recipe, optimizer, net)
-    train(model, optimizer, rank, 40)
+    train(model, optimizer, rank, 35)
     torch.save({"net": net.state_dict(), "sync": sync.state_dict()}, saved)
-    train(model, optimizer, rank, 20, start=40)
+    train(model, optimizer, rank, 10, start=35)
     straight = weights(net)
     saved.seek(0)
     state = torch.load(saved, weights_only=True)
@@ -139,7 +139,7 @@ def resumed(rank: int, world: int, call: str) -> tuple[Tensor, Tensor]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     sync, model = set_up("attach", recipe, optimizer, net)
     sync.load_state_dict(state["sync"])
-    train(model, optimizer, rank, 20, start=40)
+    train(model, optimizer, rank, 10, start=35)
     return straight, weights(net)
 
 
@@ -149,8 +149,8 @@ def resumed(rank: int, world: int, call: str) -> tuple[Tensor, Tensor]:
         "adtopk(density=0.05, estimate=True)",
         "adtopk(density=0.05, interleave=(2, 1), no_feedback=['^0'])",
         "topk(density=0.05, refresh=7)",
-        "powersgd(rank=stages((1, 3), 45))",
-        "sidco(density=Ramp(start=0.2, end=0.05, steps=50))",
+        "powersgd(rank=stages((1, 3), 40))",
+        "sidco(density=Ramp(start=0.2, end=0.05, steps=40))",
     ],
 )
 def test_variants_resume_bit_exactly(pool: Pool, call: str) -> None:

@@ -18,9 +18,9 @@ from thinwire import recipes
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-# A gather, a gather beside a dense branch, and an all-reduce take the full number of steps; the
-# others, which make the same calls, an eighth of them.
-LONG = {"topk", "adtopk", "acpsgd"}
+# A ragged gather beside an all-reduce, and factors that alternate, take the full number of steps;
+# the others, which make the same calls, an eighth of them.
+LONG = {"adtopk", "acpsgd"}
 
 
 def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[str, int]]:

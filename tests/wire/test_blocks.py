@@ -189,7 +189,7 @@ def test_bad_settings(make, message):
         make()
 
 
-@pytest.mark.parametrize("world", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [1, 4])
 @pytest.mark.parametrize(
     "name", ["int8", "fp8", "natural", "qsgd", "terngrad", "signsgd", "onebit"]
 )
