@@ -14,7 +14,6 @@ from thinwire.payload import Sparse
 from thinwire.wire import Wire
 from thinwire.wire.values import Bf16
 
-
 CASES = [(kind, "fp32") for kind in INPUTS] + [("private", "bf16"), ("private", "int8")]
 
 
