@@ -98,6 +98,15 @@ def test_what_has_no_chunks_stays_dense():
     assert recipe.traffic(even, 4).bytes < dense.traffic(even, 4).bytes / 10
 
 
+def test_a_density_that_falls_is_not_judged_by_its_first_value():
+    """What a ramp sends whole at first must still be compressed later."""
+    layout = Layout.of({"w": torch.empty(64, 64)})
+    for name in ("demo_dct", "adtopk"):
+        recipe = getattr(recipes, name)(density=lambda step: 1.0 if step == 0 else 0.01)
+        late, always = (r.traffic(layout, 4, step=9) for r in (recipe, recipes.dense()))
+        assert late.bytes < always.bytes / 10, name
+
+
 def test_bad_chunk():
     with pytest.raises(ValueError, match="chunk must be a whole number of at least 1"):
         recipes.demo_dct(chunk=0)

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from thinwire.bucket import Bucket, View, by_dim0, by_dim1, by_layer, by_longer, by_row
+from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
 from thinwire.combinators import Alternate, Route, Rule
 from thinwire.combinators import dense as _dense
 from thinwire.layout import Layout, Slot
 from thinwire.protocols import Collective, Memory, Reducer, Selector
-from thinwire.recipes.options import Densities, densities, merge, remembered, rule, schedulable
+from thinwire.recipes.options import (
+    Densities,
+    densities,
+    merge,
+    remembered,
+    rule,
+    schedulable,
+    sent_whole,
+)
 from thinwire.reducers import Select
-from thinwire.schedule import ByName, Density
+from thinwire.schedule import Density
 from thinwire.selectors.drift import Drifting
 from thinwire.selectors.topk import topk
 from thinwire.wire import Wire
@@ -37,17 +43,8 @@ class StaysDense:
     density: Density
 
     def __call__(self, slot: Slot) -> bool:
-        return self.rule(slot) or self._whole(slot)
-
-    def _whole(self, slot: Slot) -> bool:
-        varies = isinstance(self.density, ByName) and any(
-            callable(d) for _, d in self.density.rules
-        )
-        if callable(self.density) or varies:
-            return False
-        flat = torch.empty(slot.offset + slot.numel, device="meta")
-        bucket = Bucket(flat=flat, layout=Layout((slot,), flat.numel()), state={})
-        return all(piece.k == piece.rows.shape[1] for piece in self.over(bucket, self.density))
+        alone = Layout((slot,), slot.offset + slot.numel)
+        return self.rule(slot) or sent_whole(alone, self.over, self.density)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from thinwire.bucket import View
+import torch
+
+from thinwire.bucket import Bucket, View
 from thinwire.collectives.gather import AllGather
 from thinwire.combinators import Remember, Rule, Scheduled, Warmup
-from thinwire.layout import Slot
+from thinwire.layout import Layout, Slot
 from thinwire.memory import MomentumCorrected, Residual
 from thinwire.protocols import Collective, Memory, Reducer, Selector
 from thinwire.reducers import Select
@@ -76,6 +78,16 @@ def rule(option: str, given: Rule | Sequence[str]) -> Rule:
         except re.error as error:
             raise ValueError(f"{option}: {pattern!r} is not a pattern ({error})") from None
     return Named(tuple(given))
+
+
+def sent_whole(layout: Layout, over: View, density: Density) -> bool:
+    """Whether a view keeps every entry anyway; of a density that changes, nothing can be said."""
+    numbers = [n for _, n in density.rules] if isinstance(density, ByName) else [density]
+    if any(callable(number) for number in numbers):
+        return False
+    flat = torch.empty(layout.numel, device="meta")
+    pieces = over(Bucket(flat=flat, layout=layout, state={}), density)
+    return all(piece.k == piece.rows.shape[1] for piece in pieces)
 
 
 def densities(density: Densities) -> Density:

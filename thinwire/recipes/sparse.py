@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from thinwire.bucket import Bucket, by_layer, by_row, whole
+from thinwire.bucket import by_layer, by_row, whole
 from thinwire.collectives.gtopk import GTopK
 from thinwire.collectives.split import SplitReduce
 from thinwire.combinators import InBasis, Route
@@ -16,7 +14,15 @@ from thinwire.frames.dct import Dct
 from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
 from thinwire.protocols import Collective, Memory, Reducer
-from thinwire.recipes.options import Densities, densities, merge, remembered, schedulable, sparse
+from thinwire.recipes.options import (
+    Densities,
+    densities,
+    merge,
+    remembered,
+    schedulable,
+    sent_whole,
+    sparse,
+)
 from thinwire.reducers import Select
 from thinwire.schedule import Density, dgc_ramp, stages
 from thinwire.selectors.estimators import Bisect, Constant, Sampled, gaussian, trimmed
@@ -250,10 +256,8 @@ class SentWhole:
     density: Density
 
     def __call__(self, slot: Slot) -> bool:
-        flat = torch.empty(slot.offset + slot.numel, device="meta")
-        layout = self.basis.layout(Layout((slot,), flat.numel()))
-        pieces = by_row(Bucket(flat=flat, layout=layout, state={}), self.density)
-        return all(piece.k == piece.rows.shape[1] for piece in pieces)
+        chunks = self.basis.layout(Layout((slot,), slot.offset + slot.numel))
+        return sent_whole(chunks, by_row, self.density)
 
 
 def _ramped(density: Densities, ramp: int | Sequence[float], every: int) -> Densities:
