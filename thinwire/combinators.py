@@ -8,7 +8,7 @@ conservation law through unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire.bucket import Bucket
 from thinwire.comm.metered import unmetered
-from thinwire.describe import describe
+from thinwire.describe import describe, parts
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, working_dtype
@@ -54,14 +54,15 @@ def remembers(recipe: Reducer) -> bool:
     return not isinstance(recipe, Project | Select | InBasis)
 
 
-def memories(part: Any) -> list[Memory]:
+def memories(recipe: Any) -> list[Memory]:
     """All memories somewhere in a recipe."""
-    if isinstance(part, Scheduled):
-        return memories(part.at(0))
-    if hasattr(part, "fold") and hasattr(part, "keep"):
-        return [part]
-    inside = fields(part) if is_dataclass(part) else ()
-    return [found for f in inside for found in memories(getattr(part, f.name))]
+    found: list[Memory] = []
+    for part in parts(recipe):
+        if isinstance(part, Scheduled):
+            found += memories(part.at(0))
+        elif hasattr(part, "fold") and hasattr(part, "keep"):
+            found.append(part)
+    return found
 
 
 def dense_form(recipe: Reducer) -> Reducer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import types
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,14 @@ def describe(thing: Any, depth: int = 0) -> str:
     if isinstance(thing, str | int | float | bool | None):
         return repr(thing)
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def parts(thing: Any) -> Iterator[Any]:
+    """The thing itself and every part of a part of it."""
+    yield thing
+    if dataclasses.is_dataclass(thing):
+        for field in dataclasses.fields(thing):
+            yield from parts(getattr(thing, field.name))
 
 
 def sketch(thing: Any) -> str:

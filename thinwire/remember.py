@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket
+from thinwire.describe import parts
 from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
 from thinwire.payload import Without, nothing
@@ -32,13 +32,13 @@ class Remember:
             raise ValueError(
                 f"a memory inside a memory would count everything twice, got {self.inner}; keep one"
             )
-        if getattr(self.memory, "corrects_momentum", False):
-            for owner in _owners(self.inner):
-                raise ValueError(
-                    f"momentum correction needs a collective in which the sender keeps what is "
-                    f"dropped; in {owner} the owner of a region does: use AllGather() or "
-                    "memory='residual'"
-                )
+        owners = [p for p in parts(self.inner) if getattr(p, "keeps", "sender") != "sender"]
+        if owners and getattr(self.memory, "corrects_momentum", False):
+            raise ValueError(
+                f"momentum correction needs a collective in which the sender keeps what is "
+                f"dropped; in {owners[0]} the owner of a region does: use AllGather() or "
+                "memory='residual'"
+            )
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         folded = self.memory.fold(bucket, comm.size)
@@ -89,12 +89,3 @@ def _without(reduced: Reduced, gone: list[Slot]) -> Reduced:
     for start, stop in gaps:
         reduced.mean[start:stop] = 0.0
     return replace(reduced, sent=Without(reduced.sent, gaps))
-
-
-def _owners(part: Any) -> list[Any]:
-    """The collectives somewhere in it in which the owner keeps what is dropped."""
-    if getattr(part, "keeps", "sender") != "sender":
-        return [part]
-    if not is_dataclass(part):
-        return []
-    return [found for f in fields(part) for found in _owners(getattr(part, f.name))]

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.lab.selection import EXACT, SELECTORS
 from thinwire.selectors import threshold as module
 from thinwire.selectors.drift import Drifting
 from thinwire.selectors.estimators import Bisect, Constant, Sampled, gaussian, trimmed
@@ -42,17 +43,8 @@ ESTIMATORS = {
     "sidco-gp": Sidco(fit="pareto"),
     "sidco-5": Sidco(fit="pareto", stages=5, adapt=False),
 }
-CORRECTED = {
-    "reused": Threshold(estimate=exact, refresh=32, nudge=1.012),
-    "dgc": Threshold(estimate=Sampled(), correct=(0.7, 1.3)),
-    "dgc-hierarchical": Threshold(estimate=Sampled(), correct=(0.8, 2.0), capacity=1.0),
-    "gaussiank": Threshold(estimate=gaussian, correct=(2 / 3, 4 / 3)),
-    "redsync": Threshold(estimate=Bisect()),
-    "redsync-trim": Threshold(estimate=trimmed, correct=None, capacity=1.0),
-    "sidco-e": Threshold(estimate=Sidco(fit="exponential")),
-    "sidco-gamma": Threshold(estimate=Sidco(fit="gamma")),
-    "sidco-gp": Threshold(estimate=Sidco(fit="pareto")),
-}
+# As the recipes have them: every selector that estimates.
+CORRECTED = {call: pick for call, pick in SELECTORS.items() if call != EXACT}
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def selectors(
         checked_density(density)
         for row in progress.track(selection.measure(n, density, steps), total=total):
             rows.append(row)
-            reference = next(r for r in rows if (r.selector, r.data) == ("topk", row.data))
+            reference = next(r for r in rows if (r.selector, r.data) == (selection.EXACT, row.data))
             table.add_row(
                 row.data,
                 row.selector,

@@ -14,22 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.selectors.estimators import Bisect, Sampled, gaussian, trimmed
-from thinwire.selectors.sidco import Sidco
-from thinwire.selectors.threshold import Threshold, exact
-from thinwire.selectors.topk import topk
+from thinwire import recipes
+from thinwire.describe import parts
 
+EXACT = "topk()"
 SELECTORS: dict[str, Callable[[Tensor, int, Any], Tensor]] = {
-    "topk": topk,
-    "reused": Threshold(estimate=exact, refresh=32, nudge=1.012),
-    "dgc": Threshold(estimate=Sampled(), correct=(0.8, 2.0), capacity=1.0),
-    "gaussiank": Threshold(estimate=gaussian, correct=(2 / 3, 4 / 3)),
-    "redsync": Threshold(estimate=Bisect()),
-    "redsync trim": Threshold(estimate=trimmed, correct=None, capacity=1.0),
-    "sidco exp": Threshold(estimate=Sidco(fit="exponential")),
-    "sidco gamma": Threshold(estimate=Sidco(fit="gamma")),
-    "sidco pareto": Threshold(estimate=Sidco(fit="pareto")),
-}
+    call: next(part.pick for part in parts(recipes.parse(call)) if hasattr(part, "pick"))
+    for call in (
+        EXACT, "topk(refresh=32)", "dgc()", "dgc(hierarchical=False)", "gaussiank()", "redsync()",
+        "redsync(trim=True)", "sidco(fit='exponential')", "sidco(fit='gamma')", "sidco()",
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
