@@ -33,6 +33,7 @@ class Bucket:
     layout: Layout
     state: Root
     step: int = 0
+    world: int = 1
     scale: float = 1.0
     rates: Mapping[str, float] | None = None
     unused: frozenset[str] | None = None
@@ -127,6 +128,15 @@ def whole(bucket: Bucket, density: Density) -> Iterator[Piece]:
     yield Piece(rows=rows, k=k, place=lambda index: where[index])
 
 
+def by_region(bucket: Bucket, density: Density) -> Iterator[Piece]:
+    """The bucket in as many equal stretches as there are ranks; the budget's rest goes round."""
+    for piece in whole(bucket, density):
+        for region, (start, stop) in enumerate(regions(piece.rows.shape[1], bucket.world)):
+            k = min(stop - start, share_of(piece.k, region + bucket.step, bucket.world))
+            place = _after(piece.place, start)
+            yield Piece(rows=_columns(piece.rows, start, stop), k=k, place=place)
+
+
 def by_layer(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """Every parameter as one row: layer-wise top-k."""
     for slot in bucket.layout.slots:
@@ -154,6 +164,16 @@ def by_dim0(bucket: Bucket, density: Density) -> Iterator[Piece]:
 def by_longer(bucket: Bucket, density: Density) -> Iterator[Piece]:
     """Rank along the longer of the first two dimensions (ADTopk's convergence scripts)."""
     return _by_rows(bucket, density, lambda shape: (0,) if shape[0] > shape[1] else (1,))
+
+
+def regions(n: int, world: int) -> list[tuple[int, int]]:
+    """Where the stretch of each rank begins and ends: equal to one entry."""
+    return [(n * r // world, n * (r + 1) // world) for r in range(world)]
+
+
+def share_of(k: int, turn: int, world: int) -> int:
+    """What one of `world` gets of k; who gets more when it does not divide goes by the turn."""
+    return k * (turn % world + 1) // world - k * (turn % world) // world
 
 
 def flat_indices(columns: Tensor, rows: Tensor) -> Tensor:
@@ -226,6 +246,10 @@ def _blocks(
             slot=slot,
             block=(first, last, r),
         )
+
+
+def _columns(row: Tensor | Sum, start: int, stop: int) -> Tensor | Sum:  # (1, n) -> (1, m)
+    return row.view(row.shape[1])[start:stop].view(1, stop - start)
 
 
 def _taken(values: Tensor | Sum) -> Tensor:

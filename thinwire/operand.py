@@ -35,8 +35,8 @@ class Sum:
     def __getitem__(self, cut: slice) -> Sum:
         return Sum(self.residual[cut], self.grad[cut], self.alpha, self.root)
 
-    def view(self, rows: int, columns: int) -> Sum:
-        residual, grad = self.residual.view(rows, columns), self.grad.view(rows, columns)
+    def view(self, *shape: int) -> Sum:
+        residual, grad = self.residual.view(*shape), self.grad.view(*shape)
         return Sum(residual, grad, self.alpha, self.root)
 
     @property

@@ -168,3 +168,24 @@ def together(payloads: list[Sparse], numel: int) -> Sparse:
     return Sparse(
         torch.cat([p.indices for p in payloads]), torch.cat([p.values for p in payloads]), numel
     )
+
+
+def ascending(payload: Sparse) -> Sparse:
+    """The same entries in the order of their indices, as wires want them."""
+    if bool((payload.indices.diff() > 0).all()):
+        return payload
+    order = payload.indices.argsort()
+    return Sparse(payload.indices[order], payload.values[order], payload.numel)
+
+
+def added(payloads: list[Sparse]) -> Sparse:
+    """Their sum: one entry an index, ascending; equal indices are added in the payloads' order."""
+    everything = together(payloads, payloads[0].numel)
+    indices, place = everything.indices.unique(return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=everything.values.dtype, device=indices.device)
+    return Sparse(indices, values.index_add_(0, place, everything.values), everything.numel)
+
+
+def only(payload: Sparse, kept: Tensor) -> Sparse:
+    """Those of its entries for which the mask is set."""
+    return Sparse(payload.indices[kept], payload.values[kept], payload.numel)

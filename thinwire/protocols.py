@@ -93,13 +93,17 @@ class Frame(Protocol):
 
 
 class Collective(Protocol):
-    """Sums private supports: returns the total, and my share of it."""
+    """Sums private supports: returns the total, and my share of it.
+
+    It may say that counts vary (`ragged`), who `keeps` what it drops, and that it has use for more
+    entries than k (`reach` times as many).
+    """
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse | Dense, Sparse]: ...
 
-    def traffic(self, k: int, n: int, world: int, wire: Wire) -> Traffic: ...
+    def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic: ...
 
 
 class Memory(Protocol):

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from thinwire.collectives.gather import AllGather
 from thinwire.describe import describe
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
-from thinwire.payload import Dense, Payload, Sparse, nothing
+from thinwire.payload import Dense, Payload, Sparse, ascending, nothing
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
 from thinwire.schedule import ByName, Density, at, check_densities, checked_density
 from thinwire.wire import Wire
@@ -75,9 +75,8 @@ class Select:
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         states: list[Any] = []
-        mine, k = self._mine(bucket, states)
+        mine, k = self._mine(replace(bucket, world=comm.size), states)
         link = _link(bucket, comm, self.wire)
-        mine = link.rounded(mine)
         state = bucket.scope("collective")
         total, share = self.collective.sum(mine, k, bucket.step, link, state)
         mean = total.add_into(bucket.blank(), alpha=1.0 / comm.size)
@@ -91,10 +90,10 @@ class Select:
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """The price of as many entries as the density asks for."""
         flat = torch.empty(layout.numel, device="meta")
-        ghost = Bucket(flat=flat, layout=layout, state={}, step=step)
+        ghost = Bucket(flat=flat, layout=layout, state={}, step=step, world=world)
         pieces = self.over(ghost, self._density(step))
         k = sum(piece.k * piece.rows.shape[0] for piece in pieces)
-        return self.collective.traffic(k, layout.size, world, self.wire)
+        return self.collective.traffic(k, layout.size, world, self.wire.over(layout), step)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -126,13 +125,16 @@ class Select:
             if not indices.numel() and runs:  # a selector that chose nothing still has to tell
                 indices = indices.new_tensor([runs[0][0]])
             values = values.new_full((indices.numel(),), float("nan"))
-        return Sparse(indices, values, bucket.layout.numel), k
+        return ascending(Sparse(indices, values, bucket.layout.numel)), k
 
     def _picked(self, piece: Piece, state: Any) -> Tensor:
         rows = piece.rows
         if isinstance(rows, Sum) and not getattr(self.pick, "fused", False):
             rows = rows.take()
-        index = self.pick(rows, piece.k, state)  # type: ignore[arg-type]
+        if piece.k == 0:
+            return torch.empty(0, dtype=torch.int64, device=_taken(rows).device)
+        k = min(rows.shape[1], round(piece.k * getattr(self.collective, "reach", 1)))
+        index = self.pick(rows, k, state)  # type: ignore[arg-type]
         expected = piece.k * piece.rows.shape[0]
         if index.numel() != expected and not getattr(self.collective, "ragged", True):
             raise ValueError(
@@ -142,8 +144,13 @@ class Select:
         return index
 
 
+def _taken(rows: Tensor | Sum) -> Tensor:
+    return rows.take() if isinstance(rows, Sum) else rows
+
+
 def _link(bucket: Bucket, comm: Comm, wire: Wire) -> Link:
     salt = f"{bucket.layout.fingerprint}/{bucket.step}/{comm.rank}"
+    wire = wire.over(bucket.layout)
     if bucket.unused is None:
         return Link(comm, wire, salt=salt)
     used = [slot.name not in bucket.unused for slot in bucket.layout.slots]

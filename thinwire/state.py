@@ -30,6 +30,11 @@ class State(MutableMapping[str, Any]):
     def __init__(self, root: Root, draft: Draft | None, layout: Layout, path: str) -> None:
         self._root, self._draft, self._layout, self._path = root, draft, layout, path
 
+    @property
+    def layout(self) -> Layout:
+        """Of the bucket this belongs to."""
+        return self._layout
+
     def of(self, slot: Slot) -> dict[str, Any]:
         """What this part keeps for one parameter, whatever bucket it travels in."""
         return self._open("slots", slot.name)

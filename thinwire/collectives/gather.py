@@ -23,7 +23,9 @@ class AllGather:
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse, Sparse]:
+        mine = link.rounded(mine)
         return together(link.all_gather(mine, ragged=self.ragged), mine.numel), mine
 
-    def traffic(self, k: int, n: int, world: int, wire: Wire) -> Traffic:
-        return Traffic(rounds=1, bytes=gathered(wire.nbytes(k), world, ragged=self.ragged))
+    def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
+        ragged = self.ragged or not wire.fixed
+        return Traffic(rounds=1, bytes=gathered(wire.nbytes(k, n), world, ragged=ragged))

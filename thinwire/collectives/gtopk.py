@@ -8,19 +8,20 @@ what was dropped on the way but came back from elsewhere. Here every rank follow
 from hop to hop: what a merge drops is dropped for good and stays with its sender, so the shares
 add up to the total. Ranks beyond the largest power of two hand their list to a partner at first,
 and get the result, and which of their entries are in it, back in the end.
+
+The paper's own pattern is a tree: lists are merged towards rank 0, which hands the result down.
+There who merges keeps what a merge drops; twice the bytes on the busiest rank, half the merging.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from thinwire import kernels
+from thinwire.collectives.select import difference, given_up, largest
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Sparse, together
+from thinwire.payload import Sparse, added, only, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -29,14 +30,21 @@ from thinwire.wire.link import Link
 
 @dataclass(frozen=True, kw_only=True)
 class GTopK:
-    """A butterfly of swaps; with `ragged` the counts may differ and travel with every list."""
+    """A butterfly of swaps, or a `tree`; with `ragged` counts may differ and travel too."""
 
     ragged: bool = False
-    keeps: ClassVar[str] = "sender"
+    tree: bool = False
+
+    @property
+    def keeps(self) -> str:
+        return "owner" if self.tree else "sender"
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse, Sparse]:
+        mine = link.rounded(mine)
+        if self.tree:
+            return through_tree(mine, k, link)
         rank, world = link.comm.rank, link.comm.size
         square = largest_power(world)
         size = None if self.ragged else mine.entries
@@ -62,17 +70,21 @@ class GTopK:
             link.comm.exchange(alive.to(torch.uint8), rank + square, None, 0)
         return total, own
 
-    def traffic(self, k: int, n: int, world: int, wire: Wire) -> Traffic:
+    def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """Of the busiest rank: one with a partner, where the world is not a power of two."""
         if world == 1:
             return Traffic()
+        if self.tree:
+            children = (world - 1).bit_length()
+            down = Wire(indices=wire.indices).nbytes(k, n) + COUNT
+            return Traffic(rounds=2 * children, bytes=children * down)
         square = largest_power(world)
         hops = square.bit_length() - 1
-        extra = COUNT if self.ragged else 0
-        swaps = Traffic(rounds=hops, bytes=hops * (wire.nbytes(k) + extra))
+        extra = COUNT if self.ragged or not wire.fixed else 0
+        swaps = Traffic(rounds=hops, bytes=hops * (wire.nbytes(k, n) + extra))
         if world == square:
             return swaps
-        back = Wire(indices=wire.indices).nbytes(k) + k + extra
+        back = Wire(indices=wire.indices).nbytes(k, n) + k + extra
         return swaps + Traffic(rounds=3, bytes=back)
 
     @staticmethod
@@ -102,21 +114,37 @@ class GTopK:
         )
 
 
+def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Sparse]:
+    """Up to rank 0 and down again; lists go up rounded, for which their senders answer."""
+    rank, world = link.comm.rank, link.comm.size
+    plain = Link(link.comm, Wire(indices=link.wire.indices))
+    total, shares, hop = mine, [mine], 1
+    while hop < world and rank % (2 * hop) == 0:
+        if rank + hop < world:
+            both = added([total, link.receive(rank + hop, mine, None)])
+            total = largest(both, k)
+            shares.append(given_up(both, total))
+        hop *= 2
+    if rank:
+        rounded = link.rounded(total)
+        shares.append(difference(rounded, total))
+        link.send(rounded, rank - hop, None)
+        total = plain.receive(rank - hop, mine, None)
+    while hop > 1:
+        hop //= 2
+        if rank + hop < world:
+            plain.send(total, rank + hop, None)
+    return total, together(shares, mine.numel)
+
+
 def merged(a: Sparse, b: Sparse, k: int) -> Sparse:
     """The k largest of a + b, ascending by index; both sides of a swap get the same bits."""
-    indices, place = torch.cat([a.indices, b.indices]).unique(return_inverse=True)
-    values = torch.zeros(indices.numel(), dtype=a.values.dtype, device=a.values.device)
-    values.index_add_(0, place, torch.cat([a.values, b.values]))
-    if indices.numel() > k:
-        kept = kernels.topk(values[None], k)
-        indices, values = indices[kept], values[kept]
-    return Sparse(indices, values, a.numel)
+    return largest(added([a, b]), k)
 
 
 def surviving(own: Sparse, total: Sparse) -> Sparse:
     """Those of my entries that are still in the sum."""
-    alive: Tensor = torch.isin(own.indices, total.indices)
-    return Sparse(own.indices[alive], own.values[alive], own.numel)
+    return only(own, torch.isin(own.indices, total.indices))
 
 
 def largest_power(world: int) -> int:

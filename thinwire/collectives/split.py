@@ -11,97 +11,109 @@ after SparCML's split all-gather (Renggli et al., SC 2019, arXiv 1802.08021).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from thinwire.bucket import regions
+from thinwire.collectives.select import difference
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Dense, Sparse, together
+from thinwire.payload import Dense, Sparse, added, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
 from thinwire.wire.link import Link
+from thinwire.wire.message import Span
+
+FORMS = ("all_to_all", "pairwise")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReduce:
-    """Equal regions; sums are sent dense once they would take more bytes as pairs."""
+    """Equal regions; sums are sent dense once they would take more bytes as pairs.
 
+    `form` is "all_to_all", or "pairwise": the same by messages to one rank after the other.
+    """
+
+    form: str = "all_to_all"
     ragged: ClassVar[bool] = True
     keeps: ClassVar[str] = "sender"
+
+    def __post_init__(self) -> None:
+        check_form(self.form)
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse | Dense, Sparse]:
-        world = link.comm.size
-        cuts = regions(mine.numel, world)
-        parts = [link.rounded(part) for part in split(mine, cuts)]
-        reduced = _added(link.all_to_all(parts))
-        told = torch.tensor([reduced.entries], device=mine.indices.device)
-        counts = [int(count) for count in link.comm.all_gather(told, [1] * world)]
+        spans = regions(mine.numel, link.comm.size)
+        parts, reduced = split_reduce(mine, spans, link, self.form)
+        counts = all_counts(reduced, link)
         share = together(parts, mine.numel)
-        lengths = [b - a for a, b in pairwise(cuts)]
-        if dense_is_cheaper(counts, lengths, link.wire, mine.values.element_size()):
-            return _gathered_dense(reduced, share, cuts, lengths, link)
+        if dense_is_cheaper(counts, spans, link.wire, mine.values.element_size()):
+            return _gathered_dense(reduced, share, spans, link)
         rounded = link.rounded(reduced)
-        total = together(link.gather_counted(rounded, counts), mine.numel)
-        return total, _with_error(share, reduced, rounded)
+        total = together(link.gather_spans(rounded, spans, counts), mine.numel)
+        return total, together([share, difference(rounded, reduced)], mine.numel)
 
-    def traffic(self, k: int, n: int, world: int, wire: Wire) -> Traffic:
+    def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """If every rank chose at random: owners then hold (1 - (1 - k/n)^P) of their region."""
-        if n == 0:
-            return Traffic(rounds=3, bytes=2 * (world - 1) * (COUNT + wire.nbytes(0)))
-        part = wire.nbytes(round(k / world))
-        owned = round(n / world * (1 - (1 - k / n) ** world))
-        second = min(wire.nbytes(owned), wire.values.nbytes(round(n / world)))
+        length = round(n / world)
+        part = wire.nbytes(round(k / world), length)
+        owned = round(n / world * (1 - (1 - k / n) ** world)) if n else 0
+        sizes = 0 if wire.fixed else COUNT
+        second = min(wire.nbytes(owned, length) + sizes, wire.values.nbytes(length))
         return Traffic(rounds=3, bytes=(world - 1) * (part + second + 2 * COUNT))
 
 
-def regions(n: int, world: int) -> list[int]:
-    """Where regions begin and end: equal to one entry."""
-    return [n * r // world for r in range(world + 1)]
+def split_reduce(
+    mine: Sparse, spans: list[Span], link: Link, form: str
+) -> tuple[list[Sparse], Sparse]:
+    """What I sent to each owner, rounded, and the sum of what all sent for my region."""
+    if form == "pairwise":
+        link.pairwise()
+    parts = [link.rounded(part) for part in split(mine, spans)]
+    return parts, added(link.all_to_all(parts, spans))
 
 
-def split(mine: Sparse, cuts: list[int]) -> list[Sparse]:
-    """My entries by region."""
-    order = torch.argsort(mine.indices)
-    indices, values = mine.indices[order], mine.values[order]
-    edges = torch.searchsorted(indices, torch.tensor(cuts, device=indices.device)).tolist()
-    return [Sparse(indices[a:b], values[a:b], mine.numel) for a, b in pairwise(edges)]
+def split(mine: Sparse, spans: list[Span]) -> list[Sparse]:
+    """My entries by region; they ascend already."""
+    cuts = torch.tensor([*(start for start, _ in spans), spans[-1][1]], device=mine.indices.device)
+    edges = torch.searchsorted(mine.indices, cuts).tolist()
+    return [
+        Sparse(mine.indices[a:b], mine.values[a:b], mine.numel)
+        for a, b in itertools.pairwise(edges)
+    ]
 
 
-def dense_is_cheaper(counts: list[int], lengths: list[int], wire: Wire, itemsize: int) -> bool:
+def all_counts(mine: Sparse, link: Link) -> list[int]:
+    """How many entries each rank has."""
+    told = torch.tensor([mine.entries], device=mine.indices.device)
+    return [int(count) for count in link.comm.all_gather(told, [1] * link.comm.size)]
+
+
+def dense_is_cheaper(counts: list[int], spans: list[Span], wire: Wire, itemsize: int) -> bool:
     """Whether the sums take fewer bytes without indices, zeros and all."""
-    pairs = sum(wire.nbytes(count, itemsize) for count in counts)
+    lengths = [stop - start for start, stop in spans]
+    pairs = sum(wire.nbytes(*one, itemsize) for one in zip(counts, lengths, strict=True))
     return sum(wire.values.nbytes(n, itemsize) for n in lengths) < pairs
 
 
-def _added(parts: list[Sparse]) -> Sparse:
-    """One entry an index, ascending."""
-    everything = together(parts, parts[0].numel)
-    indices, place = everything.indices.unique(return_inverse=True)
-    values = torch.zeros(indices.numel(), dtype=everything.values.dtype, device=indices.device)
-    return Sparse(indices, values.index_add_(0, place, everything.values), everything.numel)
+def check_form(form: str) -> None:
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
 
 
 def _gathered_dense(
-    reduced: Sparse, share: Sparse, cuts: list[int], lengths: list[int], link: Link
+    reduced: Sparse, share: Sparse, spans: list[Span], link: Link
 ) -> tuple[Dense, Sparse]:
-    rank = link.comm.rank
-    mine = torch.zeros(lengths[rank], dtype=reduced.values.dtype, device=reduced.values.device)
-    mine[reduced.indices - cuts[rank]] = reduced.values
-    parts = link.gather_dense(mine, lengths)
-    error: Tensor = parts[rank] - mine
+    start, stop = spans[link.comm.rank]
+    mine = torch.zeros(stop - start, dtype=reduced.values.dtype, device=reduced.values.device)
+    mine[reduced.indices - start] = reduced.values
+    parts = link.gather_dense(mine, [b - a for a, b in spans])
+    error: Tensor = parts[link.comm.rank] - mine
     where = error.nonzero().reshape(-1)
-    off = Sparse(where + cuts[rank], error[where], reduced.numel)
+    off = Sparse(where + start, error[where], reduced.numel)
     return Dense(torch.cat(parts)), together([share, off], reduced.numel)
-
-
-def _with_error(share: Sparse, exact: Sparse, rounded: Sparse) -> Sparse:
-    """My share, and what the wire made of the sums I own."""
-    error = rounded.values - exact.values
-    off = error != 0
-    return together([share, Sparse(exact.indices[off], error[off], exact.numel)], exact.numel)

@@ -9,9 +9,11 @@ from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
 from thinwire.combinators import Alternate, Route, Rule
 from thinwire.combinators import dense as _dense
 from thinwire.layout import Layout, Slot
-from thinwire.protocols import Collective, Memory, Reducer, Selector
+from thinwire.protocols import Memory, Reducer, Selector
 from thinwire.recipes.options import (
     Densities,
+    Merge,
+    by_node,
     densities,
     merge,
     remembered,
@@ -68,7 +70,7 @@ def adtopk(
     fraction: float = 0.75,
     dense: Rule | Sequence[str] | None = vectors,
     no_feedback: Rule | Sequence[str] = (),
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -106,6 +108,7 @@ def adtopk(
     if dense is not None:
         given = dense if callable(dense) else VectorsAnd(rule("dense", dense))
         inner = Route(StaysDense(given, over, densities(density)), _dense(), inner)
+    inner = by_node(collective, inner)
     unfed = rule("no_feedback", no_feedback)
     fed, bare = remembered(memory, warmup, inner), remembered("none", warmup, inner)
     return Route(unfed, bare, fed) if no_feedback and fed != bare else fed

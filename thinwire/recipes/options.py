@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import torch
 
 from thinwire.bucket import Bucket, View
+from thinwire.collectives.cheapest import Cheapest
 from thinwire.collectives.gather import AllGather
+from thinwire.collectives.gtopk import GTopK
+from thinwire.collectives.oktopk import OkTopk
+from thinwire.collectives.slots import Slots
+from thinwire.collectives.spardl import BlockQuota
+from thinwire.collectives.split import SplitReduce
+from thinwire.collectives.two_level import ByNode, TwoLevel
 from thinwire.combinators import Remember, Rule, Scheduled, Warmup
 from thinwire.layout import Layout, Slot
 from thinwire.memory import MomentumCorrected, Residual
@@ -22,6 +29,18 @@ from thinwire.schedule import ByName, Density, Number
 from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
+Merge = str | Collective | TwoLevel | None
+COLLECTIVES: dict[str, Callable[[bool], Merge]] = {  # by whether counts vary
+    "gather": lambda ragged: AllGather(ragged=ragged),
+    "gtopk": lambda ragged: GTopK(ragged=ragged),
+    "tree": lambda ragged: GTopK(tree=True),
+    "topkdsa": lambda ragged: SplitReduce(),
+    "oktopk": lambda ragged: Slots(),
+    "faithful": lambda ragged: OkTopk(),
+    "spardl": lambda ragged: BlockQuota(),
+    "cheapest": lambda ragged: Cheapest(),
+    "two_level": lambda ragged: TwoLevel(),
+}
 Recipe = TypeVar("Recipe", bound=Callable[..., Reducer])
 Densities = Number | Mapping[str, Number]  # one, or one for each pattern found in a name
 
@@ -94,8 +113,16 @@ def densities(density: Densities) -> Density:
     return ByName.of(density) if isinstance(density, Mapping) else density
 
 
-def merge(collective: Collective | None, *, ragged: bool) -> Collective:
+def merge(collective: Merge, *, ragged: bool) -> Collective:
     """The caller's collective, or an all-gather that takes the counts this recipe has."""
+    if isinstance(collective, TwoLevel):
+        return merge(collective.between, ragged=ragged)
+    if isinstance(collective, str):
+        if collective not in COLLECTIVES:
+            raise ValueError(
+                f"collective must be one of {', '.join(COLLECTIVES)}, got {collective!r}"
+            )
+        return merge(COLLECTIVES[collective](ragged), ragged=ragged)
     if collective is not None and not callable(getattr(collective, "sum", None)):
         raise ValueError(f"collective must have sum(...), e.g. AllGather(), got {collective!r}")
     if ragged and not getattr(collective, "ragged", True):
@@ -105,12 +132,19 @@ def merge(collective: Collective | None, *, ragged: bool) -> Collective:
     return collective or AllGather(ragged=ragged)
 
 
+def by_node(collective: Merge, inner: Reducer) -> Reducer:
+    """Around what selects, if the caller wants two levels."""
+    if collective == "two_level":
+        return ByNode(inner)
+    return ByNode(inner, collective.nodes) if isinstance(collective, TwoLevel) else inner
+
+
 def sparse(
     pick: Selector,
     over: View,
     *,
     density: Densities,
-    collective: Collective | None,
+    collective: Merge,
     memory: str | Memory,
     wire: str | Wire,
     warmup: int,
@@ -124,7 +158,7 @@ def sparse(
         collective=merge(collective, ragged=ragged),
         wire=as_wire(wire),
     )
-    return remembered(memory, warmup, select)
+    return remembered(memory, warmup, by_node(collective, select))
 
 
 def remembered(memory: str | Memory, warmup: int, inner: Reducer) -> Reducer:

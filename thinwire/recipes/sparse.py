@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.bucket import by_layer, by_row, whole
-from thinwire.collectives.gtopk import GTopK
-from thinwire.collectives.split import SplitReduce
+from thinwire.bucket import by_layer, by_row
 from thinwire.combinators import InBasis, Route
 from thinwire.combinators import dense as _dense
 from thinwire.frames.dct import Dct
 from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
-from thinwire.protocols import Collective, Memory, Reducer
+from thinwire.protocols import Memory, Reducer
 from thinwire.recipes.options import (
     Densities,
+    Merge,
+    by_node,
     densities,
     merge,
     remembered,
@@ -38,7 +38,7 @@ def topk(
     density: Densities = 0.01,
     *,
     refresh: int = 1,
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -56,50 +56,12 @@ def topk(
 
 
 @schedulable
-def gtopk(
-    density: Densities = 0.01,
-    *,
-    collective: Collective | None = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-) -> Reducer:
-    """The largest entries of the sum of all, found by swapping lists and selecting again.
-
-    Source: Shi et al., ICDCS 2019, arXiv 1901.04359.
-    """
-    return sparse(
-        _topk, whole, density=density, collective=collective or GTopK(), memory=memory,
-        wire=wire, warmup=warmup, ragged=False,
-    )  # fmt: skip
-
-
-@schedulable
-def topkdsa(
-    density: Densities = 0.01,
-    *,
-    collective: Collective | None = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-) -> Reducer:
-    """The largest entries of every rank, summed by owners of regions, dense where they fill up.
-
-    Source: SparCML, Renggli et al., SC 2019, arXiv 1802.08021; named in Ok-Topk, arXiv 2201.07598.
-    """
-    return sparse(
-        _topk, whole, density=density, collective=collective or SplitReduce(), memory=memory,
-        wire=wire, warmup=warmup, ragged=False,
-    )  # fmt: skip
-
-
-@schedulable
 def threshold(
     density: Densities = 0.01,
     *,
     value: float = 0.01,
     capacity: float = 1.0,
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -123,7 +85,7 @@ def dgc(
     hierarchical: bool = True,
     ramp: int | Sequence[float] = (),
     every: int = 0,
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "momentum",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -150,7 +112,7 @@ def gaussiank(
     density: Densities = 0.01,
     *,
     capacity: float = 2.0,
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -172,7 +134,7 @@ def redsync(
     *,
     trim: bool = False,
     refresh: int = 1,
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -199,7 +161,7 @@ def sidco(
     *,
     fit: str = "pareto",
     stages: int | None = None,
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -222,7 +184,7 @@ def demo_dct(
     *,
     chunk: int = 64,
     decay: float = 0.999,
-    collective: Collective | None = None,
+    collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
@@ -245,7 +207,7 @@ def demo_dct(
         )
     basis, kept = Dct(chunk), Residual(decay=decay) if memory == "residual" else memory
     inner = Route(SentWhole(basis, select.density), _dense(), InBasis(basis, select))
-    return remembered(kept, warmup, inner)
+    return remembered(kept, warmup, by_node(collective, inner))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,20 @@
-"""The wire: how values and indices become bytes, and how many, known before the work is done."""
+"""The wire: how values and indices become bytes, and how many, known before the work is done.
+
+A wire is named by its value code, and its index code after a plus: "bf16", "fp32+rows",
+"bf16+auto". Without one indices take what the recipe prefers, mostly four bytes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from thinwire.layout import Layout
 from thinwire.wire.blocks import Fp8, Int8, Natural, Signs
-from thinwire.wire.indices import Int32
+from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, Rows
+from thinwire.wire.rice import Rice, Smallest
 from thinwire.wire.values import Bf16, Exact, Half, ValueCodec
+
+HEADER = 4  # bytes that say how many pairs there are, where the size does not tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,14 +22,26 @@ class Wire:
     """A value code and an index code."""
 
     values: ValueCodec = field(default_factory=Exact)
-    indices: Int32 = field(default_factory=Int32)
+    indices: IndexCodec = field(default_factory=Int32)
 
-    def nbytes(self, k: int, itemsize: int = 4) -> int:
-        """Bytes of k (index, value) pairs."""
-        return self.values.nbytes(k, itemsize) + self.indices.nbytes(k)
+    @property
+    def fixed(self) -> bool:
+        """Whether the number of pairs and the length of the bucket say how many bytes."""
+        return self.indices.fixed
+
+    def nbytes(self, k: int, numel: int, itemsize: int = 4) -> int:
+        """Bytes of k (index, value) pairs; if not `fixed`, of k at random places."""
+        head = 0 if self.fixed else HEADER
+        return head + self.values.nbytes(k, itemsize) + self.indices.nbytes(k, numel)
+
+    def over(self, layout: Layout) -> Wire:
+        """The same wire for buckets of this layout: some index codes want to know the rows."""
+        if isinstance(self.indices, Rows):
+            return replace(self, indices=self.indices.over(layout))
+        return self
 
 
-_NAMED: dict[str, ValueCodec] = {
+_VALUES: dict[str, ValueCodec] = {
     "fp32": Exact(),
     "fp16": Half(),
     "bf16": Bf16(),
@@ -30,12 +50,25 @@ _NAMED: dict[str, ValueCodec] = {
     "natural": Natural(),
     "sign": Signs(),
 }
+_INDICES: dict[str, IndexCodec] = {
+    "int32": Int32(),
+    "u16": Blocks(),
+    "rows": Rows(),
+    "rice": Rice(),
+    "bitmap": Bitmap(),
+    "auto": Smallest(),
+}
 
 
-def wire(name: str | Wire) -> Wire:
-    """The wire of that name, or the wire itself."""
+def wire(name: str | Wire, indices: str = "int32") -> Wire:
+    """The wire of that name, or the wire itself; `indices` is the code of a name without one."""
     if isinstance(name, Wire):
         return name
-    if not isinstance(name, str) or name not in _NAMED:
-        raise ValueError(f"wire must be one of {', '.join(_NAMED)}, got {name!r}")
-    return Wire(values=_NAMED[name])
+    values, plus, code = name.partition("+") if isinstance(name, str) else ("", "", "")
+    code = code if plus else indices
+    if values not in _VALUES or code not in _INDICES:
+        raise ValueError(
+            f"wire must be one of {', '.join(_VALUES)}, and may name an index code "
+            f"({', '.join('+' + known for known in _INDICES)}), got {name!r}; e.g. 'bf16+auto'"
+        )
+    return Wire(values=_VALUES[values], indices=_INDICES[code])

@@ -1,22 +1,54 @@
-"""Index codes: sorted or unsorted positions to bytes and back."""
+"""Index codes: ascending positions in [0, numel) to bytes and back.
+
+Of k positions out of n, 1 % of them:   int32 32 bits each, u16 in blocks 16, Rice 8.1 (the entropy
+is 8.08), a bitmap 100. Sizes of `fixed` codes follow from k and n alone; the others can say what
+these positions would take without encoding them (`size`), and what random ones would (`nbytes`).
+Decoders believe nothing: what is not an ascending list inside the bucket raises `WireError`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from thinwire.layout import Layout
 from thinwire.protocols import WireError
+from thinwire.wire.packing import pack, packed_bytes, unpack
 from thinwire.wire.values import as_numbers
+
+BLOCK = 65_536  # positions that 16 bits tell apart
+
+
+class IndexCodec(Protocol):
+    """Ascending positions to bytes."""
+
+    fixed: ClassVar[bool]  # whether k and numel alone say how many bytes
+
+    def nbytes(self, k: int, numel: int) -> int: ...  # if not fixed, of random positions
+
+    def size(self, indices: Tensor, numel: int) -> int: ...  # of these, before the work
+
+    def encode(self, indices: Tensor, numel: int) -> Tensor: ...
+
+    def decode(self, data: Tensor, k: int, numel: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Int32:
     """Four bytes a position."""
 
-    def nbytes(self, k: int) -> int:
+    fixed: ClassVar[bool] = True
+
+    def nbytes(self, k: int, numel: int) -> int:
         return 4 * k
+
+    def size(self, indices: Tensor, numel: int) -> int:
+        return self.nbytes(indices.numel(), numel)
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
         if numel > 2**31:
@@ -26,7 +58,173 @@ class Int32:
         return indices.to(torch.int32).view(torch.uint8)
 
     def decode(self, data: Tensor, k: int, numel: int) -> Tensor:
-        indices = as_numbers(data, torch.int32, k).to(torch.int64)
-        if k and not (int(indices.min()) >= 0 and int(indices.max()) < numel):
-            raise WireError(f"an index from the wire is outside the bucket of {numel} entries")
+        return checked(as_numbers(data, torch.int32, k).to(torch.int64), numel)
+
+
+@dataclass(frozen=True)
+class Bitmap:
+    """One bit a position of the bucket, set where it is in the list."""
+
+    fixed: ClassVar[bool] = True
+
+    def nbytes(self, k: int, numel: int) -> int:
+        return packed_bytes(numel, 1)
+
+    def size(self, indices: Tensor, numel: int) -> int:
+        return self.nbytes(indices.numel(), numel)
+
+    def encode(self, indices: Tensor, numel: int) -> Tensor:
+        there = torch.zeros(numel, dtype=torch.uint8, device=indices.device)
+        there[indices] = 1
+        return pack(there, 1)
+
+    def decode(self, data: Tensor, k: int, numel: int) -> Tensor:
+        indices = unpack(data, 1, numel).nonzero().reshape(-1)
+        if indices.numel() != k:
+            raise WireError(f"a bitmap of {indices.numel()} positions came with {k} values")
         return indices
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Two bytes a position inside its block of 65,536, and four a block for how many there are."""
+
+    fixed: ClassVar[bool] = True
+
+    def nbytes(self, k: int, numel: int) -> int:
+        return 2 * k + 4 * -(-numel // BLOCK)
+
+    def size(self, indices: Tensor, numel: int) -> int:
+        return self.nbytes(indices.numel(), numel)
+
+    def encode(self, indices: Tensor, numel: int) -> Tensor:
+        counts = torch.bincount(indices // BLOCK, minlength=-(-numel // BLOCK))
+        return torch.cat([
+            counts.to(torch.int32).view(torch.uint8),
+            (indices % BLOCK).to(torch.uint16).view(torch.uint8),
+        ])  # fmt: skip
+
+    def decode(self, data: Tensor, k: int, numel: int) -> Tensor:
+        blocks = -(-numel // BLOCK)
+        if data.numel() != self.nbytes(k, numel):
+            raise WireError(
+                f"expected {self.nbytes(k, numel)} bytes of indices, got {data.numel()}"
+            )
+        counts = as_numbers(data[: 4 * blocks], torch.int32, blocks)
+        starts = torch.arange(blocks, device=data.device) * BLOCK
+        inside = as_numbers(data[4 * blocks :], torch.uint16, k).to(torch.int64)
+        return checked(inside + spread(starts, counts, k), numel)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A byte a position inside its row, where that has up to 256 columns, else two; and a count.
+
+    Rows are those of the parameters' matrices; `over(layout)` tells which. Longer ones, and a part
+    of a bucket, are cut every 65,536.
+    """
+
+    layout: Layout | None = None
+    fixed: ClassVar[bool] = False
+    _LONGEST: ClassVar[int] = 256
+
+    def over(self, layout: Layout) -> Rows:
+        return Rows(layout)
+
+    def nbytes(self, k: int, numel: int) -> int:
+        starts, lengths = self._rows(numel)
+        if not numel or not k:
+            return 1 + starts.numel()
+        narrow = int(lengths[lengths <= self._LONGEST].sum()) / numel
+        mean = k / starts.numel()
+        return 1 + starts.numel() * (1 if 2 * mean + 8 < 256 else 2) + round(k * (2 - narrow))
+
+    def size(self, indices: Tensor, numel: int) -> int:
+        starts, lengths = self._rows(numel, indices.device)
+        rows, counts = _rows_of(indices, starts)
+        narrow = int((lengths[rows] <= self._LONGEST).sum())
+        return 1 + _width(counts) * counts.numel() + 2 * indices.numel() - narrow
+
+    def encode(self, indices: Tensor, numel: int) -> Tensor:
+        starts, lengths = self._rows(numel, indices.device)
+        rows, counts = _rows_of(indices, starts)
+        inside, narrow = indices - starts[rows], lengths[rows] <= self._LONGEST
+        width = _width(counts)
+        return torch.cat([
+            torch.tensor([width], dtype=torch.uint8, device=indices.device),
+            counts.to(_COUNTS[width]).view(torch.uint8),
+            inside[narrow].to(torch.uint8),
+            inside[~narrow].to(torch.uint16).view(torch.uint8),
+        ])  # fmt: skip
+
+    def decode(self, data: Tensor, k: int, numel: int) -> Tensor:
+        starts, lengths = self._rows(numel, data.device)
+        width = int(data[0]) if data.numel() else 0
+        if width not in _COUNTS:
+            raise WireError(f"row counts of {width} bytes; they have 1, 2 or 4")
+        body = 1 + width * starts.numel()
+        counts = as_numbers(data[1:body], _COUNTS[width], starts.numel()).to(torch.int64)
+        narrow = spread((lengths <= self._LONGEST).to(torch.int64), counts, k) > 0
+        bytes_, middle = data[body:], int(narrow.sum())
+        inside = torch.empty(k, dtype=torch.int64, device=data.device)
+        inside[narrow] = as_numbers(bytes_[:middle], torch.uint8, middle).to(torch.int64)
+        inside[~narrow] = as_numbers(bytes_[middle:], torch.uint16, k - middle).to(torch.int64)
+        if k and bool((inside >= spread(lengths, counts, k)).any()):
+            raise WireError("an index from the wire is outside its row")
+        return checked(inside + spread(starts, counts, k), numel)
+
+    def _rows(self, numel: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+        known = self.layout if self.layout is not None and self.layout.numel == numel else None
+        edges = _row_edges(known, numel).to(device or "cpu")
+        return edges[:-1], edges.diff()
+
+
+_COUNTS = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
+
+
+def _width(counts: Tensor) -> int:
+    """Bytes that hold the largest count."""
+    top = int(counts.max()) if counts.numel() else 0
+    return 1 if top < 256 else 2 if top < BLOCK else 4
+
+
+def _rows_of(indices: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Which row each position is in, and how many there are in each."""
+    rows = torch.searchsorted(starts, indices, right=True) - 1
+    return rows, torch.bincount(rows, minlength=starts.numel())
+
+
+@lru_cache(maxsize=64)
+def _row_edges(layout: Layout | None, numel: int) -> Tensor:
+    """Where rows begin and end, none longer than a block."""
+    edges = [torch.tensor([0, numel]), torch.arange(0, numel, BLOCK)]
+    for slot in layout.slots if layout is not None else ():
+        if slot.numel:
+            length = slot.matrix[1]
+            stop = slot.offset + slot.numel
+            edges.append(torch.arange(slot.offset, stop + 1, length))
+            edges.append(torch.arange(slot.offset, stop, BLOCK) if length > BLOCK else edges[0])
+    distinct: Tensor = torch.cat(edges).unique()
+    return distinct
+
+
+def spread(of_row: Tensor, counts: Tensor, k: int) -> Tensor:
+    """Each row's number once for each of its entries, of which there must be k in all."""
+    if bool((counts < 0).any()) or int(counts.to(torch.int64).sum()) != k:
+        raise WireError(f"counts from the wire do not add up to {k} positions")
+    return of_row.repeat_interleave(counts.to(torch.int64))
+
+
+def checked(indices: Tensor, numel: int) -> Tensor:
+    """These positions, if they ascend and lie inside the bucket."""
+    if indices.numel():
+        first, last = int(indices[0]), int(indices[-1])
+        if not (first >= 0 and last < numel) or not bool((indices.diff() > 0).all()):
+            raise WireError(f"indices from the wire do not ascend within {numel} entries")
+    return indices
+
+
+def smallest(codes: Sequence[IndexCodec], indices: Tensor, numel: int) -> int:
+    """Which code takes the fewest bytes for these."""
+    sizes = [code.size(indices, numel) for code in codes]
+    return sizes.index(min(sizes))

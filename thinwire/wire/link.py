@@ -6,16 +6,16 @@ one bit a parameter, set if this rank had a gradient for it. `heard()` is the un
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import torch
 from torch import Tensor
 
 from thinwire.comm.metered import all_reduced, gathered
+from thinwire.comm.pairwise import Pairwise
 from thinwire.operand import working_dtype
 from thinwire.payload import Sparse
 from thinwire.protocols import Comm, Traffic
-from thinwire.wire import Wire
+from thinwire.wire import Wire, message
+from thinwire.wire.message import Span
 
 
 class Link:
@@ -27,6 +27,10 @@ class Link:
         self._messages = 0
         self._encoded: list[tuple[Tensor, Tensor]] = []  # rounded values, and their bytes
 
+    def pairwise(self) -> None:
+        """From here on with messages between pairs, one after the other."""
+        self.comm = Pairwise(self.comm)
+
     def rounded(self, mine: Sparse, shared: str | None = None) -> Sparse:
         """What the others will read: the values after the wire's round trip.
 
@@ -36,19 +40,19 @@ class Link:
         if codec.exact:
             return mine
         if shared is None:
-            message = self._encode(mine.values)
+            data = self._encode(mine.values)
         else:
-            message = codec.encode(mine.values, f"{self._salt.rpartition('/')[0]}/{shared}")
-        values = codec.decode(message, mine.entries, mine.values.dtype)
-        self._encoded.append((values, message))
+            data = codec.encode(mine.values, f"{self._salt.rpartition('/')[0]}/{shared}")
+        values = codec.decode(data, mine.entries, mine.values.dtype)
+        self._encoded.append((values, data))
         return Sparse(mine.indices, values, mine.numel)
 
     def all_gather(self, mine: Sparse, *, ragged: bool) -> list[Sparse]:
-        """Everyone's payload, in rank order."""
-        message = self._with_note(self._message(mine))
-        sizes = None if ragged else [message.numel()] * self.comm.size
-        parts = [self._without_note(part) for part in self.comm.all_gather(message, sizes)]
-        return [self._decode(part, mine) for part in parts]
+        """Everyone's payload, in rank order; `ragged` if the counts may differ."""
+        data = self._with_note(self._message(mine))
+        sizes = None if ragged or not self.wire.fixed else [data.numel()] * self.comm.size
+        parts = [self._without_note(part) for part in self.comm.all_gather(data, sizes)]
+        return [self._read(part, mine) for part in parts]
 
     def all_reduce(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean of everyone's x, and my share of it (x, less what the wire rounds away)."""
@@ -62,17 +66,53 @@ class Link:
         self._heard = both[x.numel() :] > 0
         return both[: x.numel()], x
 
-    def all_to_all(self, parts: list[Sparse]) -> list[Sparse]:
-        """The r-th part to rank r; what each rank has for me, in rank order."""
-        got = self.comm.all_to_all([self._message(part) for part in parts])
-        return [self._decode(message, parts[0]) for message in got]
+    def all_to_all(self, parts: list[Sparse], spans: list[Span]) -> list[Sparse]:
+        """The r-th part, of the r-th span, to rank r; what each rank has for me, in rank order."""
+        data = [self._message(part, span) for part, span in zip(parts, spans, strict=True)]
+        own = spans[self.comm.rank]
+        return [self._read(got, parts[0], own) for got in self.comm.all_to_all(data)]
 
-    def gather_counted(self, mine: Sparse, counts: list[int]) -> list[Sparse]:
-        """Everyone's payload, whose numbers of entries are known to all."""
-        itemsize = mine.values.element_size()
-        sizes = [self.wire.nbytes(count, itemsize) for count in counts]
-        got = self.comm.all_gather(self._message(mine), sizes)
-        return [self._decode(message, mine) for message in got]
+    def gather_spans(
+        self, mine: Sparse, spans: list[Span], counts: list[int] | None = None
+    ) -> list[Sparse]:
+        """Everyone's payload of its span; of so many entries each, if that is known."""
+        sizes = None
+        if self.wire.fixed and counts is not None:
+            itemsize = mine.values.element_size()
+            lengths = [stop - start for start, stop in spans]
+            sizes = [self.wire.nbytes(*one, itemsize) for one in zip(counts, lengths, strict=True)]
+        got = self.comm.all_gather(self._message(mine, spans[self.comm.rank]), sizes)
+        return [self._read(data, mine, span) for data, span in zip(got, spans, strict=True)]
+
+    def fitted(self, mine: Sparse, span: Span, room: int) -> Sparse:
+        """As much of it as goes into a slot of so many bytes, rounded as others will read it."""
+        return self.rounded(message.fit(self.wire, mine, span, room))
+
+    def all_to_all_slots(self, parts: list[Sparse], spans: list[Span], room: int) -> list[Sparse]:
+        """As `all_to_all`, of fitted parts, without a word on sizes: all are `room` bytes."""
+        data = [
+            message.slot(self._message(part, span), room)
+            for part, span in zip(parts, spans, strict=True)
+        ]
+        got = self.comm.all_to_all(data, [room] * self.comm.size)
+        own = spans[self.comm.rank]
+        return [self._read(message.unslot(part), parts[0], own) for part in got]
+
+    def gather_slots(
+        self, mine: Sparse, head: Tensor, spans: list[Span], room: int
+    ) -> tuple[list[Sparse], list[Tensor]]:
+        """Everyone's fitted payload in slots of `room` bytes, and the heads they came with."""
+        filled = message.slot(self._message(mine, spans[self.comm.rank]), room)
+        front = head.view(torch.uint8)
+        data = self._with_note(torch.cat([front, filled]))
+        got = self.comm.all_gather(data, [data.numel()] * self.comm.size)
+        parts = [self._without_note(part) for part in got]
+        heads = [part[: front.numel()].clone().view(head.dtype) for part in parts]
+        payloads = [
+            self._read(message.unslot(part[front.numel() :]), mine, span)
+            for part, span in zip(parts, spans, strict=True)
+        ]
+        return payloads, heads
 
     def gather_dense(self, mine: Tensor, sizes: list[int]) -> list[Tensor]:
         """Everyone's numbers, so many each."""
@@ -83,7 +123,8 @@ class Link:
 
     def send(self, mine: Sparse, to: int, entries: int | None) -> None:
         """Mine to that rank, which knows of how many entries, or is told."""
-        self.comm.exchange(self._message(mine), to, None, None if entries is None else 0)
+        size = 0 if entries is not None and self.wire.fixed else None
+        self.comm.exchange(self._message(mine), to, None, size)
 
     def receive(self, source: int, like: Sparse, entries: int | None) -> Sparse:
         """A payload from that rank; of so many entries, if that is known."""
@@ -93,14 +134,20 @@ class Link:
         """My payload for the partner's."""
         return self._swapped(partner, partner, mine, entries)
 
-    def _swapped(self, to: int | None, source: int, mine: Sparse, entries: int | None) -> Sparse:
-        message = self._message(mine) if to is not None else self._no_message(mine)
-        size = None
-        if entries is not None:
-            size = self.wire.nbytes(entries, mine.values.element_size())
-        got = self.comm.exchange(message, to, source, size)
+    def pass_on(self, mine: Sparse, to: int, source: int) -> Sparse:
+        """Mine to one rank, and what another has for me; nobody knows how much."""
+        got = self.comm.exchange(self._message(mine), to, source)
         assert got is not None
-        return self._decode(got, mine)
+        return self._read(got, mine)
+
+    def _swapped(self, to: int | None, source: int, mine: Sparse, entries: int | None) -> Sparse:
+        data = self._message(mine) if to is not None else self._no_message(mine)
+        size = None
+        if entries is not None and self.wire.fixed:
+            size = self.wire.nbytes(entries, mine.numel, mine.values.element_size())
+        got = self.comm.exchange(data, to, source, size)
+        assert got is not None
+        return self._read(got, mine)
 
     def highest(self, votes: Tensor) -> Tensor:
         """The largest vote of any rank, place by place; as many votes on every rank."""
@@ -132,8 +179,8 @@ class Link:
         for part in self.comm.all_to_all(sent, [width] * world):
             exact.add_(codec.decode(part, chunk, x.dtype), alpha=1.0 / world)
         exact[max(0, x.numel() - self.comm.rank * chunk) :] = 0.0  # what rounding made of padding
-        message = self._with_note(self._encode(exact))
-        parts = self.comm.all_gather(message, [message.numel()] * world)
+        data = self._with_note(self._encode(exact))
+        parts = self.comm.all_gather(data, [data.numel()] * world)
         means = [codec.decode(self._without_note(part), chunk, x.dtype) for part in parts]
         shares = [codec.decode(part, chunk, x.dtype) for part in sent]
         mine = self.comm.rank
@@ -141,43 +188,34 @@ class Link:
         n = x.numel()
         return torch.cat(means)[:n], torch.cat(shares)[:n]
 
-    def _message(self, mine: Sparse) -> Tensor:
-        indices = self.wire.indices.encode(mine.indices, mine.numel)
-        return torch.cat([self._encode(mine.values), indices])
+    def _message(self, mine: Sparse, span: Span | None = None) -> Tensor:
+        return message.write(self.wire, mine, self._encode(mine.values), span or (0, mine.numel))
+
+    def _read(self, data: Tensor, like: Sparse, span: Span | None = None) -> Sparse:
+        return message.read(self.wire, data, span or (0, like.numel), like)
 
     @staticmethod
     def _no_message(like: Sparse) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=like.values.device)
 
-    def _decode(self, message: Tensor, mine: Sparse) -> Sparse:
-        k = self._pairs(message.numel(), mine.values.element_size())
-        cut = self.wire.values.nbytes(k, mine.values.element_size())
-        values = self.wire.values.decode(message[:cut], k, mine.values.dtype)
-        indices = self.wire.indices.decode(message[cut:], k, mine.numel)
-        return Sparse(indices, values, mine.numel)
-
     def _encode(self, values: Tensor) -> Tensor:
         """The bytes of these values; of values rounded before, the very bytes they came from."""
-        for known, message in self._encoded:
+        for known, data in self._encoded:
             if known is values:
-                return message
+                return data
         self._messages += 1
         return self.wire.values.encode(values, f"{self._salt}/{self._messages}")
 
-    def _pairs(self, size: int, itemsize: int) -> int:
-        """How many pairs a message of this size holds: every pair makes it longer."""
-        return bisect_left(range(size), size, key=lambda k: self.wire.nbytes(k, itemsize))
+    def _with_note(self, data: Tensor) -> Tensor:
+        return data if self._note is None else torch.cat([data, self._note])
 
-    def _with_note(self, message: Tensor) -> Tensor:
-        return message if self._note is None else torch.cat([message, self._note])
-
-    def _without_note(self, message: Tensor) -> Tensor:
+    def _without_note(self, data: Tensor) -> Tensor:
         if self._note is None:
-            return message
-        cut = message.numel() - self._note.numel()
-        note = message[cut:] > 0
+            return data
+        cut = data.numel() - self._note.numel()
+        note = data[cut:] > 0
         self._heard = note if self._heard is None else self._heard | note
-        return message[:cut]
+        return data[:cut]
 
 
 def reduce_traffic(n: int, world: int, wire: Wire, itemsize: int = 4) -> Traffic:

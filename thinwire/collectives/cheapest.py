@@ -1,0 +1,118 @@
+"""Hybrid transport: each tensor's entries go dense or sparse, whichever sends less.
+
+A sparse gather sends everybody's pairs to everybody, a dense all-reduce two numbers an entry
+however many ranks there are: with more ranks, or a higher density, dense wins. The sum is the same
+either way. By `price` the number of pairs is taken from the density; by `fill` from what the last
+step gathered, so that an embedding of which few rows are used is seen as sparse as it is.
+ADTopk's hybrid communication (HPDC 2024, doi 10.1145/3625549.3658678), decided per tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.collectives.gather import AllGather
+from thinwire.layout import Slot
+from thinwire.payload import Sparse, only, together
+from thinwire.protocols import Collective, Traffic
+from thinwire.state import State
+from thinwire.wire import Wire
+from thinwire.wire.link import Link, reduce_traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cheapest:
+    """Per tensor a dense all-reduce, or the `sparse` collective for all the others together."""
+
+    sparse: Collective = field(default_factory=lambda: AllGather(ragged=True))
+    by: str = "price"
+    ragged: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.by not in ("price", "fill"):
+            raise ValueError(f"by must be 'price' or 'fill', got {self.by!r}")
+        if not getattr(self.sparse, "ragged", True):
+            raise ValueError(
+                f"parts of a bucket have varying counts, got {self.sparse!r}; use "
+                "AllGather(ragged=True)"
+            )
+
+    @property
+    def keeps(self) -> str:
+        return str(getattr(self.sparse, "keeps", "sender"))
+
+    def sum(
+        self, mine: Sparse, k: int, step: int, link: Link, state: State
+    ) -> tuple[Sparse, Sparse]:
+        slots, world = state.layout.slots, link.comm.size
+        pairs = state.get("pairs") if self.by == "fill" else None
+        asked = k / max(1, state.layout.size)
+        dense = [
+            slot
+            for place, slot in enumerate(slots)
+            if dense_pays(
+                slot.numel,
+                slot.numel * asked if pairs is None else pairs[place] / world,
+                world,
+                link.wire,
+            )
+        ]
+        inside = within(mine.indices, dense)
+        totals, shares = [], []
+        if dense:
+            total, share = _summed_dense(only(mine, inside), dense, link)
+            totals.append(total)
+            shares.append(share)
+        if len(dense) < len(slots) or not slots:
+            rest = round(k - asked * sum(slot.numel for slot in dense))
+            found, share = self.sparse.sum(only(mine, ~inside), max(1, rest), step, link, state)
+            totals.append(found if isinstance(found, Sparse) else _pairs(found.values))
+            shares.append(share)
+        both = together(totals, mine.numel)
+        state["pairs"] = [int(within(both.indices, [slot]).sum()) for slot in slots]
+        return both, together(shares, mine.numel)
+
+    def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
+        """Of a bucket that is one tensor; a bucket of several sends at most this."""
+        if dense_pays(n, k, world, wire):
+            return reduce_traffic(n, world, wire)
+        return self.sparse.traffic(k, n, world, wire, step)
+
+
+def dense_pays(n: int, k: float, world: int, wire: Wire) -> bool:
+    """Whether n numbers all-reduced are fewer bytes than k pairs of every rank gathered."""
+    return reduce_traffic(n, world, wire).bytes < (world - 1) * wire.nbytes(round(k), n)
+
+
+def within(indices: Tensor, slots: list[Slot]) -> Tensor:
+    """Which of them lie in one of these slots."""
+    inside = torch.zeros(indices.numel(), dtype=torch.bool, device=indices.device)
+    for slot in slots:
+        inside |= (indices >= slot.offset) & (indices < slot.offset + slot.numel)
+    return inside
+
+
+def _summed_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Sparse]:
+    """The chosen entries of these tensors, all-reduced with the zeros between them."""
+    full = torch.zeros(mine.numel, dtype=mine.values.dtype, device=mine.values.device)
+    full[mine.indices] = mine.values
+    where = torch.cat([
+        torch.arange(slot.offset, slot.offset + slot.numel, device=full.device) for slot in slots
+    ])  # fmt: skip
+    mean, share = link.all_reduce(full[where])
+    total = Sparse(where, mean * link.comm.size, mine.numel)
+    return _off_zero(total), _off_zero(Sparse(where, share, mine.numel))
+
+
+def _off_zero(payload: Sparse) -> Sparse:
+    return only(payload, payload.values != 0)
+
+
+def _pairs(values: Tensor) -> Sparse:
+    return _off_zero(
+        Sparse(torch.arange(values.numel(), device=values.device), values, values.numel())
+    )

@@ -1,0 +1,135 @@
+"""Ok-Topk as published: regions of equal load, and only the k largest sums go on.
+
+    1. every `balance_every` steps: agree on regions that hold about as many of my entries each
+       (the mean of all ranks' cut points)
+    2. each rank sends the owner of every region its entries there; owners add them up
+    3. every `refresh` steps: everybody gets all sums and keeps the exact k largest; the k-th is
+       the threshold. In between owners keep what is above it, and it is nudged when they keep too
+       many or too few
+    4. if one owner has far more than the others, survivors are spread evenly; all are gathered
+
+My share is what of mine is in the result: the sender keeps what an owner drops. Li & Hoefler,
+PPoPP 2022, arXiv 2201.07598; intervals and factors of its authors' VGG runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from thinwire.bucket import regions
+from thinwire.collectives.select import difference, largest
+from thinwire.collectives.split import all_counts, check_form, split_reduce
+from thinwire.comm.metered import COUNT, all_reduced
+from thinwire.payload import Sparse, only, together
+from thinwire.protocols import Traffic
+from thinwire.state import State
+from thinwire.wire import Wire
+from thinwire.wire.link import Link
+from thinwire.wire.message import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class OkTopk:
+    """A sum of which about the k largest entries are kept, 6k words a rank."""
+
+    balance_every: int = 64
+    refresh: int = 32
+    nudge: float = 1.008
+    spread_above: float = 4.0  # times the mean count, the largest may have
+    form: str = "pairwise"
+    ragged: ClassVar[bool] = True
+    keeps: ClassVar[str] = "sender"
+
+    def __post_init__(self) -> None:
+        check_form(self.form)
+        if min(self.balance_every, self.refresh) < 1 or not self.nudge >= 1:
+            raise ValueError(
+                "balance_every and refresh are numbers of steps, nudge a factor of at least 1.0, "
+                f"got {self.balance_every!r}, {self.refresh!r} and {self.nudge!r}"
+            )
+
+    def sum(
+        self, mine: Sparse, k: int, step: int, link: Link, state: State
+    ) -> tuple[Sparse, Sparse]:
+        age = int(state.get("age", 0))
+        spans = self._regions(mine, age, link, state)
+        parts, reduced = split_reduce(mine, spans, link, self.form)
+        exact = age % self.refresh == 0 or "threshold" not in state
+        if not exact:
+            reduced = only(reduced, ~(reduced.values.abs() < state["threshold"]))  # NaN stays
+        counts = all_counts(reduced, link)
+        if not exact and max(counts) * len(counts) > self.spread_above * sum(counts):
+            reduced, counts, spans = spread(reduced, counts, link)
+        rounded = link.rounded(reduced)
+        total = together(link.gather_spans(rounded, spans, counts), mine.numel)
+        if exact and total.entries:
+            total = largest(total, k)
+            lowest = float(total.values.abs().min())
+            if math.isfinite(lowest):
+                state["threshold"] = lowest
+        elif not exact:
+            state["threshold"] *= self._nudged(total.entries / k)
+        state["age"] = age + 1
+        error = difference(rounded, reduced)
+        share = together([*parts, error], mine.numel)
+        return total, only(share, torch.isin(share.indices, total.indices))
+
+    def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
+        """Of an ordinary step; every `refresh` steps the sums of all go round instead of k."""
+        length = round(n / world)
+        part = wire.nbytes(round(k / world), length)
+        cuts = Traffic(rounds=1, bytes=all_reduced(8 * (world - 1), world))
+        owned = round(n / world * (1 - (1 - k / n) ** world)) if n else 0
+        kept = wire.nbytes(owned if step % self.refresh == 0 else round(k / world), length)
+        first, second = (part + COUNT, kept + COUNT + (0 if wire.fixed else COUNT))
+        turns = world - 1 if self.form == "pairwise" else 1
+        gathers = 2 * turns
+        usual = Traffic(rounds=turns + gathers, bytes=(world - 1) * (first + second))
+        return cuts + usual if step % self.balance_every == 0 else usual
+
+    def _regions(self, mine: Sparse, age: int, link: Link, state: State) -> list[Span]:
+        world = link.comm.size
+        cuts = state.get("cuts")
+        if cuts is None or len(cuts) != world - 1 or age % self.balance_every == 0:
+            summed = link.comm.all_reduce(proposal(mine, world))
+            cuts = state["cuts"] = summed // world
+        edges = [0, *cuts.tolist(), mine.numel]
+        return list(itertools.pairwise(edges))
+
+    def _nudged(self, found: float) -> float:
+        if found > 4 / 3:
+            return self.nudge
+        return 1 / self.nudge if found < 2 / 3 else 1.0
+
+
+def proposal(mine: Sparse, world: int) -> torch.Tensor:
+    """Where this rank would cut, so that regions hold equally many of its entries."""
+    count = mine.entries // world
+    if count == 0:
+        starts = [start for start, _ in regions(mine.numel, world)]
+        return torch.tensor(starts[1:], dtype=torch.int64, device=mine.indices.device)
+    return mine.indices[count : count * world : count].clone()
+
+
+def spread(mine: Sparse, counts: list[int], link: Link) -> tuple[Sparse, list[int], list[Span]]:
+    """Everyone's entries as one list in rank order, dealt out again in equal parts.
+
+    They travel unrounded: who has them in the end rounds them, and answers for it.
+    """
+    rank, world, total = link.comm.rank, link.comm.size, sum(counts)
+    before = [sum(counts[:r]) for r in range(world + 1)]
+    goals = [total * r // world for r in range(world + 1)]
+    edges = [min(max(goal - before[rank], 0), mine.entries) for goal in goals]
+    parts = [
+        Sparse(mine.indices[a:b], mine.values[a:b], mine.numel)
+        for a, b in itertools.pairwise(edges)
+    ]
+    everywhere = [(0, mine.numel)] * world
+    plain = Link(link.comm, Wire(indices=link.wire.indices))
+    got = together(plain.all_to_all(parts, everywhere), mine.numel)
+    return got, [b - a for a, b in itertools.pairwise(goals)], everywhere

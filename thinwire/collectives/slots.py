@@ -1,0 +1,170 @@
+"""Our own sparse sum, below Ok-Topk's bound: coded slots of fixed size, and nobody asks for sizes.
+
+    1. every `every` steps: all-reduce a histogram of where entries lie; cut the bucket into
+       regions that get equally many
+    2. each rank fills a slot of fixed bytes for every owner, the largest entries first
+       (all-to-all)
+    3. owners add them up, and to them what they hold themselves in their region, which costs
+       nothing; they fill a slot with the sums above the threshold (all-gather)
+    4. each slot also brings a small histogram of its owner's sums: from all of them everybody
+       works out the same threshold for the next step
+
+So an ordinary step is two collectives of static size. What an owner does not pass on it puts into
+its own residual, under the negative of its share; what does not fit into a slot stays with its
+sender. The first step has no threshold: each owner passes on its part of k.
+
+Beside the published method: no size exchange, no balancing, no exact step that gathers all sums,
+thresholds that follow a growing residual. A selector may hand over more than k entries (`reach`),
+because those in my own region need no bytes and slots are then always full.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire import kernels
+from thinwire.collectives.select import difference, given_up
+from thinwire.collectives.split import check_form, split
+from thinwire.comm.metered import all_reduced, gathered
+from thinwire.payload import Sparse, added, only, together
+from thinwire.protocols import Traffic
+from thinwire.state import State
+from thinwire.wire import HEADER, Wire
+from thinwire.wire.link import Link
+from thinwire.wire.message import Span
+
+BINS = 32  # of the histogram of sums: an eighth of an octave each, two octaves up and down
+OCTAVE = 8
+PLACES = 4096  # of the histogram of positions, at most
+WIDTH = 32  # positions a place has at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """About the k largest entries of the sum; slots have room for `slack` times k/P entries."""
+
+    every: int = 64
+    slack: float = 1.1
+    reach: float = 3.0
+    form: str = "all_to_all"
+    ragged: ClassVar[bool] = True
+    keeps: ClassVar[str] = "owner"
+
+    def __post_init__(self) -> None:
+        check_form(self.form)
+        if self.every < 1 or not self.slack >= 1 or not self.reach >= 1:
+            raise ValueError(
+                "every is a number of steps, slack and reach are factors of at least 1.0, got "
+                f"{self.every!r}, {self.slack!r} and {self.reach!r}"
+            )
+
+    def sum(
+        self, mine: Sparse, k: int, step: int, link: Link, state: State
+    ) -> tuple[Sparse, Sparse]:
+        if self.form == "pairwise":
+            link.pairwise()
+        rank, world, n = link.comm.rank, link.comm.size, mine.numel
+        spans = self._regions(mine, step, link, state)
+        room = self._room(k, n, world, link.wire, mine.values.element_size())
+        parts = split(mine, spans)
+        own, parts[rank] = parts[rank], Sparse(mine.indices[:0], mine.values[:0], n)
+        sent = [link.fitted(part, span, room) for part, span in zip(parts, spans, strict=True)]
+        reduced = added([*link.all_to_all_slots(sent, spans, room), own])
+        threshold = state.get("threshold")
+        if threshold is None:
+            threshold = float(quota(reduced.values.abs(), -(-k // world)))
+        large = only(reduced, ~(reduced.values.abs() < threshold))  # NaN is passed on
+        passed = link.fitted(large, spans[rank], room)
+        head = sketch(reduced.values, threshold)
+        got, heads = link.gather_slots(passed, head, spans, room)
+        learned = next_threshold(heads, k)
+        if learned is not None:
+            state["threshold"] = learned
+        # passed on rounded, the rest not at all: both differences are the owner's
+        kept = torch.isin(reduced.indices, passed.indices)
+        error = difference(passed, only(reduced, kept))
+        return together(got, n), together([*sent, own, error, given_up(reduced, passed)], n)
+
+    def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
+        room = self._room(k, n, world, wire, 4)
+        head = 4 * (1 + BINS)
+        turns = world - 1 if self.form == "pairwise" else 1
+        usual = Traffic(rounds=2 * turns, bytes=(world - 1) * room + gathered(room + head, world))
+        if step % self.every:
+            return usual
+        look = 2 * turns if self.form == "pairwise" else 1
+        return usual + Traffic(rounds=look, bytes=all_reduced(4 * places(n), world))
+
+    def _room(self, k: int, n: int, world: int, wire: Wire, itemsize: int) -> int:
+        """Bytes of a slot: a tenth more than k/P entries take, and room for chance if few."""
+        mean = k / world
+        entries = math.ceil(self.slack * mean + 2 * math.sqrt(mean))
+        length = -(-n // world)
+        return HEADER + wire.nbytes(min(entries, length), length, itemsize)
+
+    def _regions(self, mine: Sparse, step: int, link: Link, state: State) -> list[Span]:
+        world = link.comm.size
+        cuts = state.get("cuts")
+        if cuts is None or len(cuts) != world + 1 or step % self.every == 0:
+            width = -(-mine.numel // places(mine.numel)) if mine.numel else 1
+            count = torch.bincount(mine.indices // width, minlength=places(mine.numel))
+            everyone = link.comm.all_reduce(count.to(torch.int32))
+            cuts = state["cuts"] = torch.tensor(balanced(everyone, width, mine.numel, world))
+        edges = cuts.tolist()
+        return list(itertools.pairwise(edges))
+
+
+def places(n: int) -> int:
+    """How many bins the histogram of positions has."""
+    return min(PLACES, -(-n // WIDTH))
+
+
+def balanced(counts: Tensor, width: int, n: int, world: int) -> list[int]:
+    """Cuts between which equally many entries lie; inside a place they are taken as even."""
+    # one more everywhere in all, so that empty stretches are shared out too
+    load = counts.to(torch.float64).cpu() + 1.0 / max(1, counts.numel())
+    reached = np.concatenate([[0.0], np.cumsum(load.numpy())])
+    edges = np.minimum(np.arange(len(reached)) * width, n)
+    wanted = reached[-1] * np.arange(1, world) / world
+    return [0, *(int(cut) for cut in np.interp(wanted, reached, edges)), n]
+
+
+def quota(size: Tensor, count: int) -> Tensor:
+    """The magnitude of the count-th largest; of fewer, 0."""
+    if size.numel() <= count:
+        return size.new_zeros(())
+    return size[kernels.topk(size[None], count)].min()
+
+
+def sketch(sums: Tensor, reference: float) -> Tensor:  # (m,) -> (1 + BINS,) float32
+    """How many sums reach the reference times 2^(-2), 2^(-2 + 1/8), ... 2^(2 - 1/8)."""
+    size = sums.abs().to(torch.float32)
+    if not 0 < reference < math.inf:
+        reference = float(size.max()) / 4 if size.numel() else 0.0
+    edges = torch.arange(BINS, device=size.device) / OCTAVE - BINS / OCTAVE / 2
+    reached = torch.searchsorted(size.sort().values, reference * 2.0**edges)
+    counts = (size.numel() - reached).to(torch.float32)
+    return torch.cat([counts.new_tensor([reference]), counts])
+
+
+def next_threshold(heads: list[Tensor], k: int) -> float | None:
+    """Where the sums of all owners together would have been k; None if that cannot be told."""
+    tables = [head.double().cpu().numpy() for head in heads]
+    usable = [table for table in tables if table[0] > 0]  # others own nothing but zeros
+    if not usable or not all(np.isfinite(table).all() for table in tables):
+        return None
+    steps = np.arange(BINS) / OCTAVE - BINS / OCTAVE / 2
+    edges = [np.log2(t[0]) + steps for t in usable]
+    points = np.unique(np.concatenate(edges))
+    total = sum(
+        np.interp(points, edge, t[1:], right=0.0) for edge, t in zip(edges, usable, strict=True)
+    )
+    # counts fall as thresholds rise; np.interp wants its abscissa to rise
+    return float(2.0 ** np.interp(k, total[::-1], points[::-1]))
