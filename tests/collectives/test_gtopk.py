@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.collectives.worlds import INPUTS, WORLDS, K, N, private, reduce
 from thinwire import Bucket, recipes
 from thinwire.bucket import whole
 from thinwire.collectives.gtopk import GTopK, largest_power, merged
 from thinwire.combinators import Remember
 from thinwire.comm import local
-from thinwire.comm.metered import Metered
 from thinwire.payload import Sparse
 from thinwire.reducers import Select
 from thinwire.selectors.estimators import Constant
@@ -19,42 +19,6 @@ from thinwire.selectors.topk import topk
 from thinwire.state import State
 from thinwire.wire import Wire
 from thinwire.wire.link import Link
-
-N, K = 400, 20
-WORLDS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16]
-
-
-def private(rank, seed=0):
-    return torch.randn(N, generator=torch.Generator().manual_seed(100 * seed + rank))
-
-
-def disjoint(rank, seed=0):
-    x = torch.zeros(N)
-    x[rank::17] = private(rank, seed)[rank::17]
-    return x
-
-
-INPUTS = {
-    "private": private,
-    "same": lambda rank, seed=0: private(0, seed),
-    "disjoint": disjoint,
-    "one rank only": lambda rank, seed=0: private(rank, seed) * (rank == 0),
-}
-
-
-def reduce(recipe, world, make, steps=4):
-    states = [{} for _ in range(world)]
-
-    def worker(comm):
-        found = []
-        for step in range(steps):
-            meter = Metered(comm)
-            bucket = Bucket.of({"w": make(comm.rank, step)}, state=states[comm.rank], step=step)
-            reduced = recipe.reduce(bucket, meter)
-            found.append((reduced.mean.clone(), reduced.sent.add_into(torch.zeros(N)), meter))
-        return found
-
-    return local.run(world, worker)
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
-from tests.collectives.test_gtopk import INPUTS, WORLDS, N, private, reduce
-from thinwire import Bucket, recipes
+from tests.collectives.worlds import INPUTS, WORLDS, N, private, reduce
+from thinwire import recipes
+from thinwire.bucket import regions
 from thinwire.collectives import split
-from thinwire.comm import local
-from thinwire.comm.metered import Metered
 from thinwire.payload import Sparse
 from thinwire.wire import Wire
 from thinwire.wire.values import Bf16
@@ -49,44 +50,20 @@ def test_the_sum_is_exact(world):
     assert torch.allclose(results[0][0][0], total / world, atol=1e-6)
 
 
-@pytest.mark.parametrize("world", [4, 8])
-def test_traffic_is_right_to_two_per_cent_for_random_supports(world):
-    n = 100_000
-    recipe = recipes.topkdsa(density=0.01, memory="none")
-
-    def make(rank, seed):
-        return torch.randn(n, generator=torch.Generator().manual_seed(rank))
-
-    def worker_bytes():
-        results = reduce_large(recipe, world, make)
-        return sum(results) / world
-
-    layout = Bucket.of({"w": torch.zeros(n)}, state={}).layout
-    assert worker_bytes() == pytest.approx(recipe.traffic(layout, world).bytes, rel=0.02)
-
-
-def reduce_large(recipe, world, make):
-    def worker(comm):
-        meter = Metered(comm)
-        recipe.reduce(Bucket.of({"w": make(comm.rank, 0)}, state={}), meter)
-        return meter.traffic.bytes
-
-    return local.run(world, worker)
-
-
 def test_regions_cover_everything_once():
     for n in (0, 1, 5, 100, 101):
         for world in (1, 2, 3, 7):
-            cuts = split.regions(n, world)
-            assert cuts[0] == 0 and cuts[-1] == n and cuts == sorted(cuts)
-    mine = Sparse(torch.tensor([7, 0, 3]), torch.tensor([1.0, 2.0, 3.0]), 10)
-    parts = split.split(mine, [0, 3, 6, 10])
+            spans = regions(n, world)
+            assert spans[0][0] == 0 and spans[-1][1] == n and len(spans) == world
+            assert all(a[1] == b[0] and a[0] <= a[1] for a, b in pairwise(spans))
+    mine = Sparse(torch.tensor([0, 3, 7]), torch.tensor([2.0, 3.0, 1.0]), 10)
+    parts = split.split(mine, [(0, 3), (3, 6), (6, 10)])
     assert [part.indices.tolist() for part in parts] == [[0], [3], [7]]
     assert [part.values.tolist() for part in parts] == [[2.0], [3.0], [1.0]]
 
 
 def test_dense_is_cheaper_from_half_full_on():
     """Pairs of 8 bytes against values of 4; with two-byte values from a third on."""
-    assert not split.dense_is_cheaper([50], [100], Wire(), 4)
-    assert split.dense_is_cheaper([51], [100], Wire(), 4)
-    assert split.dense_is_cheaper([34], [100], Wire(values=Bf16()), 4)
+    assert not split.dense_is_cheaper([50], [(0, 100)], Wire(), 4)
+    assert split.dense_is_cheaper([51], [(0, 100)], Wire(), 4)
+    assert split.dense_is_cheaper([34], [(0, 100)], Wire(values=Bf16()), 4)

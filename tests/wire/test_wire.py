@@ -12,6 +12,7 @@ from thinwire.protocols import WireError
 from thinwire.wire import Wire, wire
 from thinwire.wire.indices import Int32
 from thinwire.wire.link import Link
+from thinwire.wire.rice import Rice, Smallest
 from thinwire.wire.values import Bf16, Exact, Half
 
 CODECS = {"exact": (Exact(), 0.0), "half": (Half(), 2**-11), "bf16": (Bf16(), 2**-8)}
@@ -71,12 +72,12 @@ def test_a_hostile_exponent_is_refused():
 
 def test_indices_are_exact_beyond_float32():
     """The public Ok-Topk casts indices to float32, exact only up to 2^24."""
-    positions = torch.tensor([2**24 + 1, 2**31 - 1, 0])
+    positions = torch.tensor([0, 2**24 + 1, 2**31 - 1])
     code = Int32()
     data = code.encode(positions, 2**31)
-    assert data.numel() == code.nbytes(3)
+    assert data.numel() == code.nbytes(3, 2**31)
     assert torch.equal(code.decode(data, 3, 2**31), positions)
-    with pytest.raises(WireError, match="outside the bucket"):
+    with pytest.raises(WireError, match="do not ascend within"):
         code.decode(data, 3, 2**24)
     with pytest.raises(ValueError, match="too large for 32-bit"):
         code.encode(positions, 2**31 + 1)
@@ -84,7 +85,7 @@ def test_indices_are_exact_beyond_float32():
 
 def test_negative_indices_are_refused():
     data = Int32().encode(torch.tensor([-1]), 10)
-    with pytest.raises(WireError, match="outside"):
+    with pytest.raises(WireError, match="do not ascend within"):
         Int32().decode(data, 1, 10)
 
 
@@ -97,7 +98,7 @@ def test_rounded_is_what_the_others_read(name):
             return [x]
 
     link = Link(One(), wire(name))
-    mine = link.rounded(Sparse(torch.tensor([3, 1]), torch.randn(2), 9))
+    mine = link.rounded(Sparse(torch.tensor([1, 3]), torch.randn(2), 9))
     (read,) = link.all_gather(mine, ragged=False)
     assert torch.equal(read.values, mine.values)
     assert torch.equal(read.indices, mine.indices)
@@ -106,6 +107,9 @@ def test_rounded_is_what_the_others_read(name):
 def test_wire_by_name():
     assert wire("fp16") == Wire(values=Half())
     assert wire(Wire()) == Wire()
-    assert Wire().nbytes(10) == 80
-    with pytest.raises(ValueError, match="wire must be one of"):
-        wire("morse")
+    assert Wire().nbytes(10, 1000) == 80
+    assert wire("bf16+rice").indices == Rice()
+    assert wire("bf16", "auto").indices == wire("bf16+auto").indices == Smallest()
+    for wrong in ("morse", "bf16+morse", "bf16+", "+rice", None, 8):
+        with pytest.raises(ValueError, match="wire must be one of"):
+            wire(wrong)

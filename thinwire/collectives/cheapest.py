@@ -49,22 +49,19 @@ class Cheapest:
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse, Sparse]:
         slots, world = state.layout.slots, link.comm.size
-        pairs = state.get("pairs") if self.by == "fill" else None
+        seen = state.get("pairs") if self.by == "fill" else None
         asked = k / max(1, state.layout.size)
+        each = [slot.numel * asked for slot in slots] if seen is None else [n / world for n in seen]
         dense = [
             slot
-            for place, slot in enumerate(slots)
-            if dense_pays(
-                slot.numel,
-                slot.numel * asked if pairs is None else pairs[place] / world,
-                world,
-                link.wire,
-            )
+            for slot, pairs in zip(slots, each, strict=True)
+            if dense_pays(slot.numel, pairs, world, link.wire)
         ]
         inside = within(mine.indices, dense)
         totals, shares = [], []
+        counted: dict[str, int] = {}
         if dense:
-            total, share = _summed_dense(only(mine, inside), dense, link)
+            total, share, counted = _summed_dense(only(mine, inside), dense, link, self.by)
             totals.append(total)
             shares.append(share)
         if len(dense) < len(slots) or not slots:
@@ -73,13 +70,16 @@ class Cheapest:
             totals.append(found if isinstance(found, Sparse) else _pairs(found.values))
             shares.append(share)
         both = together(totals, mine.numel)
-        state["pairs"] = [int(within(both.indices, [slot]).sum()) for slot in slots]
+        if self.by == "fill" and bool(both.values.isfinite().all()):
+            state["pairs"] = [
+                counted.get(slot.name, int(within(both.indices, [slot]).sum())) for slot in slots
+            ]
         return both, together(shares, mine.numel)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """Of a bucket that is one tensor; a bucket of several sends at most this."""
         if dense_pays(n, k, world, wire):
-            return reduce_traffic(n, world, wire)
+            return reduce_traffic(n + (self.by == "fill"), world, wire)
         return self.sparse.traffic(k, n, world, wire, step)
 
 
@@ -96,16 +96,25 @@ def within(indices: Tensor, slots: list[Slot]) -> Tensor:
     return inside
 
 
-def _summed_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Sparse]:
-    """The chosen entries of these tensors, all-reduced with the zeros between them."""
+def _summed_dense(
+    mine: Sparse, slots: list[Slot], link: Link, by: str
+) -> tuple[Sparse, Sparse, dict[str, int]]:
+    """The chosen entries of these tensors, all-reduced with the zeros between them.
+
+    By fill, how many each rank had of each tensor travels with them: pairs a gather would take.
+    """
     full = torch.zeros(mine.numel, dtype=mine.values.dtype, device=mine.values.device)
     full[mine.indices] = mine.values
     where = torch.cat([
         torch.arange(slot.offset, slot.offset + slot.numel, device=full.device) for slot in slots
     ])  # fmt: skip
-    mean, share = link.all_reduce(full[where])
-    total = Sparse(where, mean * link.comm.size, mine.numel)
-    return _off_zero(total), _off_zero(Sparse(where, share, mine.numel))
+    own = [int(within(mine.indices, [slot]).sum()) for slot in slots] if by == "fill" else []
+    mean, share = link.all_reduce(torch.cat([full[where], full.new_tensor(own)]))
+    n, world = where.numel(), link.comm.size
+    total = Sparse(where, mean[:n] * world, mine.numel)
+    told = torch.nan_to_num(mean[n:] * world).tolist()
+    counted = {slot.name: round(pairs) for slot, pairs in zip(slots, told, strict=False)}
+    return _off_zero(total), _off_zero(Sparse(where, share[:n], mine.numel)), counted
 
 
 def _off_zero(payload: Sparse) -> Sparse:

@@ -24,6 +24,7 @@ class AllGather:
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse, Sparse]:
         mine = link.rounded(mine)
+        link.phase("gather")
         return together(link.all_gather(mine, ragged=self.ragged), mine.numel), mine
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:

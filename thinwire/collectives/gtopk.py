@@ -48,6 +48,7 @@ class GTopK:
         rank, world = link.comm.rank, link.comm.size
         square = largest_power(world)
         size = None if self.ragged else mine.entries
+        link.phase("to host")
         if rank >= square:
             return self._as_guest(mine, rank - square, size, link)
         total, own, guest, theirs = mine, mine, None, None
@@ -59,12 +60,14 @@ class GTopK:
         while hop < square:
             if hop > 1 or world > square:  # a partial sum: round it as all of the group do
                 total, own = self._rounded(total, own, hop, rank, link)
+            link.phase(f"hop {hop}")
             total = merged(total, link.swap(total, rank ^ hop, size), k)
             own = surviving(own, total)
             if theirs is not None:
                 theirs = surviving(theirs, total)
             hop *= 2
         if guest is not None and theirs is not None:
+            link.phase("to guest")
             alive = torch.isin(guest.indices, theirs.indices)
             Link(link.comm, Wire(indices=link.wire.indices)).send(total, rank + square, size)
             link.comm.exchange(alive.to(torch.uint8), rank + square, None, 0)
@@ -119,6 +122,7 @@ def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Sparse]:
     rank, world = link.comm.rank, link.comm.size
     plain = Link(link.comm, Wire(indices=link.wire.indices))
     total, shares, hop = mine, [mine], 1
+    link.phase("up")
     while hop < world and rank % (2 * hop) == 0:
         if rank + hop < world:
             both = added([total, link.receive(rank + hop, mine, None)])
@@ -129,7 +133,9 @@ def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Sparse]:
         rounded = link.rounded(total)
         shares.append(difference(rounded, total))
         link.send(rounded, rank - hop, None)
+        link.phase("down")
         total = plain.receive(rank - hop, mine, None)
+    link.phase("down")
     while hop > 1:
         hop //= 2
         if rank + hop < world:

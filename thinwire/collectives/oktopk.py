@@ -66,6 +66,7 @@ class OkTopk:
         if not exact and max(counts) * len(counts) > self.spread_above * sum(counts):
             reduced, counts, spans = spread(reduced, counts, link)
         rounded = link.rounded(reduced)
+        link.phase("gather all" if exact else "gather")
         total = together(link.gather_spans(rounded, spans, counts), mine.numel)
         if exact and total.entries:
             total = largest(total, k)
@@ -96,6 +97,7 @@ class OkTopk:
         world = link.comm.size
         cuts = state.get("cuts")
         if cuts is None or len(cuts) != world - 1 or age % self.balance_every == 0:
+            link.phase("cut")
             summed = link.comm.all_reduce(proposal(mine, world))
             cuts = state["cuts"] = summed // world
         edges = [0, *cuts.tolist(), mine.numel]
@@ -129,6 +131,7 @@ def spread(mine: Sparse, counts: list[int], link: Link) -> tuple[Sparse, list[in
         Sparse(mine.indices[a:b], mine.values[a:b], mine.numel)
         for a, b in itertools.pairwise(edges)
     ]
+    link.phase("spread")
     everywhere = [(0, mine.numel)] * world
     plain = Link(link.comm, Wire(indices=link.wire.indices))
     got = together(plain.all_to_all(parts, everywhere), mine.numel)

@@ -42,8 +42,9 @@ from thinwire.wire.message import Span
 
 BINS = 32  # of the histogram of sums: an eighth of an octave each, two octaves up and down
 OCTAVE = 8
-PLACES = 4096  # of the histogram of positions, at most
-WIDTH = 32  # positions a place has at least
+AIM = 1.03  # times k: owners whose slot is full hold a few back
+PLACES = (64, 4096)  # of the histogram of positions: at least, at most
+WIDTH = 1024  # positions a place stands for, in between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Slots:
 
     every: int = 64
     slack: float = 1.1
-    reach: float = 3.0
+    reach: float = 4.0
     form: str = "all_to_all"
     ragged: ClassVar[bool] = True
     keeps: ClassVar[str] = "owner"
@@ -75,6 +76,7 @@ class Slots:
         room = self._room(k, n, world, link.wire, mine.values.element_size())
         parts = split(mine, spans)
         own, parts[rank] = parts[rank], Sparse(mine.indices[:0], mine.values[:0], n)
+        link.phase("split")
         sent = [link.fitted(part, span, room) for part, span in zip(parts, spans, strict=True)]
         reduced = added([*link.all_to_all_slots(sent, spans, room), own])
         threshold = state.get("threshold")
@@ -83,8 +85,9 @@ class Slots:
         large = only(reduced, ~(reduced.values.abs() < threshold))  # NaN is passed on
         passed = link.fitted(large, spans[rank], room)
         head = sketch(reduced.values, threshold)
+        link.phase("gather")
         got, heads = link.gather_slots(passed, head, spans, room)
-        learned = next_threshold(heads, k)
+        learned = next_threshold(heads, round(AIM * k))
         if learned is not None:
             state["threshold"] = learned
         # passed on rounded, the rest not at all: both differences are the owner's
@@ -113,8 +116,9 @@ class Slots:
         world = link.comm.size
         cuts = state.get("cuts")
         if cuts is None or len(cuts) != world + 1 or step % self.every == 0:
-            width = -(-mine.numel // places(mine.numel)) if mine.numel else 1
+            width = max(1, -(-mine.numel // places(mine.numel)))
             count = torch.bincount(mine.indices // width, minlength=places(mine.numel))
+            link.phase("cut")
             everyone = link.comm.all_reduce(count.to(torch.int32))
             cuts = state["cuts"] = torch.tensor(balanced(everyone, width, mine.numel, world))
         edges = cuts.tolist()
@@ -123,7 +127,7 @@ class Slots:
 
 def places(n: int) -> int:
     """How many bins the histogram of positions has."""
-    return min(PLACES, -(-n // WIDTH))
+    return max(1, min(n, PLACES[1], max(PLACES[0], n // WIDTH)))
 
 
 def balanced(counts: Tensor, width: int, n: int, world: int) -> list[int]:
@@ -133,7 +137,7 @@ def balanced(counts: Tensor, width: int, n: int, world: int) -> list[int]:
     reached = np.concatenate([[0.0], np.cumsum(load.numpy())])
     edges = np.minimum(np.arange(len(reached)) * width, n)
     wanted = reached[-1] * np.arange(1, world) / world
-    return [0, *(int(cut) for cut in np.interp(wanted, reached, edges)), n]
+    return [0, *(round(float(cut)) for cut in np.interp(wanted, reached, edges)), n]
 
 
 def quota(size: Tensor, count: int) -> Tensor:

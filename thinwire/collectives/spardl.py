@@ -46,6 +46,7 @@ class BlockQuota:
             leaving = [(rank + d) % world for d in range(hop, far)]
             exact = ascending(together([blocks[block] for block in leaving], n))
             sent = link.rounded(exact)
+            link.phase(f"hop {hop}")
             shares.append(difference(sent, exact))
             got = split(link.pass_on(sent, (rank + hop) % world, (rank - hop) % world), spans)
             for block in ((rank + d) % world for d in range(far - hop)):
@@ -53,6 +54,7 @@ class BlockQuota:
                 blocks[block] = largest(both, quotas[block])
                 shares.append(given_up(both, blocks[block]))
         own = link.rounded(blocks[rank])
+        link.phase("gather")
         shares.append(difference(own, blocks[rank]))
         return together(link.gather_spans(own, spans), n), together(shares, n)
 

@@ -55,6 +55,7 @@ class SplitReduce:
         if dense_is_cheaper(counts, spans, link.wire, mine.values.element_size()):
             return _gathered_dense(reduced, share, spans, link)
         rounded = link.rounded(reduced)
+        link.phase("gather")
         total = together(link.gather_spans(rounded, spans, counts), mine.numel)
         return total, together([share, difference(rounded, reduced)], mine.numel)
 
@@ -75,6 +76,7 @@ def split_reduce(
     if form == "pairwise":
         link.pairwise()
     parts = [link.rounded(part) for part in split(mine, spans)]
+    link.phase("split")
     return parts, added(link.all_to_all(parts, spans))
 
 
@@ -90,6 +92,7 @@ def split(mine: Sparse, spans: list[Span]) -> list[Sparse]:
 
 def all_counts(mine: Sparse, link: Link) -> list[int]:
     """How many entries each rank has."""
+    link.phase("count")
     told = torch.tensor([mine.entries], device=mine.indices.device)
     return [int(count) for count in link.comm.all_gather(told, [1] * link.comm.size)]
 
@@ -112,6 +115,7 @@ def _gathered_dense(
     start, stop = spans[link.comm.rank]
     mine = torch.zeros(stop - start, dtype=reduced.values.dtype, device=reduced.values.device)
     mine[reduced.indices - start] = reduced.values
+    link.phase("gather dense")
     parts = link.gather_dense(mine, [b - a for a, b in spans])
     error: Tensor = parts[link.comm.rank] - mine
     where = error.nonzero().reshape(-1)

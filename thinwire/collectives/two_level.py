@@ -22,7 +22,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.collectives.gather import AllGather
-from thinwire.comm.metered import gathered
+from thinwire.comm.metered import gathered, mark
 from thinwire.comm.pairwise import Pairwise
 from thinwire.layout import Layout, Slot
 from thinwire.operand import working_dtype
@@ -83,6 +83,7 @@ class ByNode:
         if not bucket.finite:  # poison, so that every rank learns of it
             x.fill_(float("nan"))
         own = _run(shares[place])
+        mark(comm, "sum in node")
         summed = _summed(x, shares, place, node)
         unused = bucket.unused
         if unused is not None:  # by everybody on this node
@@ -91,6 +92,7 @@ class ByNode:
         # the inner recipe may write over what it reduces
         before = summed[slice(*own)].clone()
         reduced = self.inner.reduce(inside, across)
+        mark(comm, "share in node")
         mean = _gathered(reduced.mean, shares, place, node).div_(len(here))
         names: tuple[str, ...] = ()
         if unused is not None:  # each rank has learned it of its own share

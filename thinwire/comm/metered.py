@@ -2,13 +2,15 @@
 
 all-reduce 2(P-1)/P of its buffer, all-gather (P-1) times its own block, all-to-all what leaves,
 exchange its own block; 0 in a world of one. The sizes that a ragged verb must first exchange
-count too.
+count too. With `trace=True` every call is kept as an `Event`, with what it sends to whom: an
+all-reduce goes round the ring, everything else straight to its peers.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
@@ -19,59 +21,99 @@ T = TypeVar("T")
 COUNT = 8  # bytes of one announced size
 
 
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One call of a verb: when, in which phase of the algorithm, and what left for which rank."""
+
+    step: int
+    phase: str
+    verb: str
+    begin: float
+    seconds: float
+    sent: tuple[tuple[int, int], ...]  # (peer, bytes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.sent)
+
+
 class Metered:
     """Wraps a comm and adds up its traffic."""
 
-    def __init__(self, comm: Comm) -> None:
+    def __init__(self, comm: Comm, *, trace: bool = False) -> None:
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
         self.rounds = 0
         self.bytes = 0
         self.seconds = 0.0
         self.first: float | None = None  # when the first verb since `start()` was entered
+        self.step, self.phase = 0, ""
+        self.events: list[Event] | None = [] if trace else None
 
     def start(self) -> None:
-        self.first = None
+        self.first, self.phase = None, ""
 
     @property
     def traffic(self) -> Traffic:
         return Traffic(rounds=self.rounds, bytes=self.bytes)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return self._count(all_reduced(nbytes(x), self.size), lambda: self._comm.all_reduce(x))
+        cost = all_reduced(nbytes(x), self.size)
+        sent = {(self.rank + 1) % self.size: cost} if self.size > 1 else {}
+        return self._count("all_reduce", sent, lambda: self._comm.all_reduce(x))
 
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
-        cost = gathered(nbytes(x), self.size, ragged=sizes is None)
-        return self._count(cost, lambda: self._comm.all_gather(x, sizes))
+        block = nbytes(x) + (COUNT if sizes is None else 0)
+        sent = dict.fromkeys(self._others(), block)
+        return self._count("all_gather", sent, lambda: self._comm.all_gather(x, sizes))
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
-        leaving = sum(nbytes(x) for rank, x in enumerate(xs) if rank != self.rank)
-        announced = COUNT * (self.size - 1) if sizes is None else 0
-        return self._count(leaving + announced, lambda: self._comm.all_to_all(xs, sizes))
+        announced = COUNT if sizes is None else 0
+        sent = {rank: nbytes(xs[rank]) + announced for rank in self._others()}
+        return self._count("all_to_all", sent, lambda: self._comm.all_to_all(xs, sizes))
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None
     ) -> Tensor | None:
-        leaves = to is not None and to != self.rank
-        cost = nbytes(x) + (COUNT if size is None else 0) if leaves else 0
-        return self._count(cost, lambda: self._comm.exchange(x, to, source, size))
+        sent: dict[int, int] = {}
+        if to is not None and to != self.rank:
+            sent[to] = nbytes(x) + (COUNT if size is None else 0)
+        return self._count("exchange", sent, lambda: self._comm.exchange(x, to, source, size))
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        cost = nbytes(x) * (self.size - 1) if root == self.rank else 0
-        return self._count(cost, lambda: self._comm.broadcast(x, root))
+        sent = dict.fromkeys(self._others(), nbytes(x)) if root == self.rank else {}
+        return self._count("broadcast", sent, lambda: self._comm.broadcast(x, root))
 
     def barrier(self) -> None:
-        self._count(0, self._comm.barrier)
+        self._count("barrier", {}, self._comm.barrier)
 
-    def _count(self, cost: int, verb: Callable[[], T]) -> T:
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _count(self, verb: str, sent: dict[int, int], call: Callable[[], T]) -> T:
         self.rounds += 1
-        self.bytes += cost
+        self.bytes += sum(sent.values())
         begin = time.perf_counter()
         if self.first is None:
             self.first = begin
         try:
-            return verb()
+            return call()
         finally:
-            self.seconds += time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+            self.seconds += seconds
+            if self.events is not None:
+                self.events.append(Event(
+                    step=self.step, phase=self.phase or verb, verb=verb, begin=begin,
+                    seconds=seconds, sent=tuple(sent.items()),
+                ))  # fmt: skip
+
+
+def mark(comm: Comm | None, phase: str) -> None:
+    """Tell the meter, if there is one under this comm, what comes next."""
+    while comm is not None:
+        if isinstance(comm, Metered):
+            comm.phase = phase
+            return
+        comm = getattr(comm, "_comm", None)
 
 
 def unmetered(comm: Comm) -> Comm:

@@ -33,7 +33,7 @@ Merge = str | Collective | TwoLevel | None
 COLLECTIVES: dict[str, Callable[[bool], Merge]] = {  # by whether counts vary
     "gather": lambda ragged: AllGather(ragged=ragged),
     "gtopk": lambda ragged: GTopK(ragged=ragged),
-    "tree": lambda ragged: GTopK(tree=True),
+    "tree": lambda ragged: GTopK(ragged=ragged, tree=True),
     "topkdsa": lambda ragged: SplitReduce(),
     "oktopk": lambda ragged: Slots(),
     "faithful": lambda ragged: OkTopk(),

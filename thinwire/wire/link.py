@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.comm.metered import all_reduced, gathered
+from thinwire.comm.metered import all_reduced, gathered, mark
 from thinwire.comm.pairwise import Pairwise
 from thinwire.operand import working_dtype
 from thinwire.payload import Sparse
@@ -26,6 +26,10 @@ class Link:
         self._heard: Tensor | None = None
         self._messages = 0
         self._encoded: list[tuple[Tensor, Tensor]] = []  # rounded values, and their bytes
+
+    def phase(self, name: str) -> None:
+        """What the algorithm does next, for whoever traces it."""
+        mark(self.comm, name)
 
     def pairwise(self) -> None:
         """From here on with messages between pairs, one after the other."""
@@ -56,6 +60,7 @@ class Link:
 
     def all_reduce(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean of everyone's x, and my share of it (x, less what the wire rounds away)."""
+        self.phase("average")
         if not self.wire.values.exact:
             return self._reduce_decoded(x)
         # Weighting first is what DDP does: same bits, and the sum cannot overflow.
@@ -151,6 +156,7 @@ class Link:
 
     def highest(self, votes: Tensor) -> Tensor:
         """The largest vote of any rank, place by place; as many votes on every rank."""
+        self.phase("vote")
         everyone = self.comm.all_gather(votes, [votes.numel()] * self.comm.size)
         return torch.stack(everyone).amax(dim=0)
 

@@ -108,6 +108,8 @@ def as_numbers(data: Tensor, dtype: torch.dtype, n: int) -> Tensor:
     width = torch.empty(0, dtype=dtype).element_size()
     if data.numel() != n * width:
         raise WireError(f"expected {n} x {width} bytes, got {data.numel()}")
+    if n == 0:
+        return torch.empty(0, dtype=dtype, device=data.device)
     if data.storage_offset() % width:
         data = data.clone()  # a view with another element type must start on its own boundary
     return data.view(dtype)

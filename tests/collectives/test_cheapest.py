@@ -1,0 +1,79 @@
+"""The hybrid: per tensor, whichever of dense and sparse sends less; the same sum either way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.collectives.worlds import check_law
+from thinwire import Bucket, recipes
+from thinwire.collectives.cheapest import Cheapest, dense_pays
+from thinwire.collectives.gather import AllGather
+from thinwire.comm import local
+from thinwire.comm.metered import Metered
+from thinwire.wire import Wire
+
+
+def run(recipe, make, world, steps=3):
+    states = [{} for _ in range(world)]
+
+    def worker(comm):
+        found = []
+        for step in range(steps):
+            bucket = Bucket.of(make(comm.rank, step), state=states[comm.rank], step=step)
+            meter = Metered(comm, trace=True)
+            out = recipe.reduce(bucket, meter)
+            sent = out.sent.add_into(torch.zeros(bucket.layout.numel))
+            found.append((out.mean.clone(), sent, meter))
+        return found
+
+    return local.run(world, worker)
+
+
+def random(rank, step):
+    draw = torch.Generator().manual_seed(10 * step + rank)
+    return {name: torch.randn(20, 30, generator=draw) for name in ("thin", "thick")}
+
+
+def verbs(results, step):
+    return [event.verb for event in results[0][step][2].events]
+
+
+@pytest.mark.parametrize("by", ["price", "fill"])
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_each_tensor_goes_its_own_way(world, by):
+    """One at 2 %, one at 60 %: with two ranks or more the second is cheaper dense."""
+    recipe = recipes.topk(density={"thin": 0.02, "thick": 0.6}, collective=Cheapest(by=by))
+    results = run(recipe, random, world)
+    check_law(results, world)
+    if by == "fill":  # seen in the first step, acted on in the second
+        hybrid = ["all_reduce", "all_gather"] if world > 1 else ["all_gather"]
+        assert verbs(results, 1) == verbs(results, 2) == hybrid
+    other = run(recipes.topk(density={"thin": 0.02, "thick": 0.6}), random, world)
+    for step in range(3):
+        assert torch.allclose(results[0][step][0], other[0][step][0], atol=1e-6)
+
+
+def test_it_never_sends_more_than_either():
+    for world in (2, 4, 8, 16):
+        for density in (0.01, 0.1, 0.3, 0.9):
+            sizes = {}
+            for collective in (Cheapest(), AllGather(ragged=True)):
+                results = run(recipes.topk(density, collective=collective), random, world, 1)
+                sizes[type(collective)] = results[0][0][2].bytes
+            dense = run(recipes.dense(), random, world, 1)[0][0][2].bytes
+            assert sizes[Cheapest] <= min(sizes[AllGather], dense) + 8 * (world - 1)
+
+
+def test_the_break_even():
+    """Pairs of 8 bytes to P - 1 ranks against 8(P-1)/P bytes a number: k = n / P."""
+    assert not dense_pays(1000, 250, 4, Wire())
+    assert dense_pays(1000, 251, 4, Wire())
+    assert not dense_pays(1000, 1000, 1, Wire())
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="'price' or 'fill'"):
+        Cheapest(by="weight")
+    with pytest.raises(ValueError, match="ragged=True"):
+        Cheapest(sparse=AllGather())

@@ -1,0 +1,140 @@
+"""Every collective, in worlds of 1 to 9 and 16: the law, whatever ranks bring, on the path meant.
+
+Small buckets tempt hybrids to go dense, so each case says which phases it must have gone through.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.collectives.worlds import INPUTS, WORLDS, N, check_law, phases, private, reduce
+from thinwire import recipes
+from thinwire.bucket import whole
+from thinwire.collectives.cheapest import Cheapest
+from thinwire.collectives.gather import AllGather
+from thinwire.collectives.gtopk import GTopK
+from thinwire.collectives.oktopk import OkTopk
+from thinwire.collectives.slots import Slots
+from thinwire.collectives.spardl import BlockQuota, hops
+from thinwire.collectives.split import SplitReduce
+from thinwire.combinators import Remember
+from thinwire.reducers import Select
+from thinwire.selectors.estimators import Constant
+from thinwire.selectors.threshold import Threshold
+from thinwire.selectors.topk import topk
+from thinwire.wire import wire
+
+EXACT = {"AllGather": AllGather(), "GTopK": GTopK()}
+RAGGED = {
+    "AllGather, ragged": AllGather(ragged=True),
+    "GTopK, ragged": GTopK(ragged=True),
+    "GTopK, tree": GTopK(ragged=True, tree=True),
+    "SplitReduce": SplitReduce(),
+    "SplitReduce, pairwise": SplitReduce(form="pairwise"),
+    "OkTopk": OkTopk(refresh=3, balance_every=2),
+    "OkTopk, all to all": OkTopk(form="all_to_all", spread_above=1.0),
+    "Slots": Slots(every=2),
+    "Slots, pairwise": Slots(form="pairwise"),
+    "BlockQuota": BlockQuota(),
+    "Cheapest": Cheapest(),
+    "Cheapest, split": Cheapest(sparse=SplitReduce(), by="fill"),
+}
+COLLECTIVES = EXACT | RAGGED
+
+
+def recipe(collective, density=0.05, pick=topk, coded="fp32"):
+    select = Select(pick=pick, over=whole, density=density, collective=collective, wire=wire(coded))
+    return Remember(select)
+
+
+def path(name, world):
+    """The phases of an ordinary step of rank 0 (step 1 of a run)."""
+    pairs = max(1, world - 1)
+    turns = pairs if "pairwise" in name or name == "OkTopk" else 1
+    if world == 1 and ("pairwise" in name or name == "OkTopk"):
+        turns = 0
+    if name.startswith("AllGather") or name == "Cheapest":
+        return ["gather"]
+    if name.startswith("Slots"):
+        return ["split"] * turns + ["gather"] * turns
+    if name == "BlockQuota":
+        return [f"hop {hop}" for hop, _ in hops(world)] + ["gather"]
+    if "OkTopk" in name or "Split" in name or "split" in name:
+        return ["split"] * turns + ["count"] * turns + ["gather"] * turns
+    return None
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_nothing_is_lost_in_any_world(name, world, kind):
+    density = 0.05 if world < 16 else 0.02  # sixteen ranks of 5 % fill up half the bucket
+    results = reduce(recipe(COLLECTIVES[name], density), world, INPUTS[kind], steps=3)
+    check_law(results, world)
+    wanted = path(name, world)
+    if wanted is not None and "spread" not in phases(results, 1):
+        assert phases(results, 1) == wanted
+
+
+@pytest.mark.parametrize("coded", ["bf16+auto", "int8+rice", "fp16+u16", "fp8+bitmap", "fp32+rows"])
+@pytest.mark.parametrize("world", [1, 3, 4])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_on_every_wire(name, world, coded):
+    """What the wire rounds off is somebody's to keep."""
+    results = reduce(recipe(COLLECTIVES[name], coded=coded), world, private, steps=3)
+    check_law(results, world)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", RAGGED)
+def test_ranks_that_select_nothing(name, world):
+    """Only odd ranks have anything above the threshold; then nobody has."""
+    pick = Threshold(estimate=Constant(0.5), correct=None, capacity=1.0)
+    for make in (lambda r, s: private(r, s) * (r % 2), lambda r, s: torch.zeros(N)):
+        results = reduce(recipe(COLLECTIVES[name], pick=pick), world, make, steps=3)
+        check_law(results, world)
+
+
+@pytest.mark.parametrize("world", [2, 3, 8])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_one_bad_rank_is_heard_by_all(name, world):
+    """A NaN on one rank ends the step on every rank, and the next step goes on."""
+
+    def make(rank, step):
+        x = private(rank, step)
+        x[7] = float("nan") if rank == world - 1 and step == 1 else x[7]
+        return x
+
+    results = reduce(recipe(COLLECTIVES[name]), world, make, steps=3)
+    assert all(not rank[1][0].isfinite().all() for rank in results)
+    assert all(float(rank[1][1].abs().sum()) == 0.0 for rank in results)
+    assert all(rank[2][0].isfinite().all() for rank in results)
+    check_law([[rank[0], rank[2]] for rank in results], world)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_buckets_smaller_than_the_world(name):
+    for n in (1, 2, 5):
+        results = reduce(
+            recipe(COLLECTIVES[name], density=0.5), 8, lambda r, s, n=n: private(r, s)[:n], steps=3
+        )
+        check_law(results, 8)
+
+
+@pytest.mark.parametrize("option", ["gather", "gtopk", "tree", "topkdsa", "oktopk", "faithful",
+                                    "spardl", "cheapest"])  # fmt: skip
+@pytest.mark.parametrize("name", ["topk", "sidco", "adtopk", "gaussiank"])
+def test_every_sparse_recipe_takes_every_collective(name, option):
+    built = getattr(recipes, name)(density=0.05, collective=option)
+    check_law(reduce(built, 3, private, steps=3), 3)
+
+
+def test_an_unknown_collective_is_refused():
+    with pytest.raises(ValueError, match="collective must be one of gather, gtopk"):
+        recipes.topk(collective="carrier pigeon")
+    with pytest.raises(ValueError, match="must have sum"):
+        recipes.topk(collective=3)
+    for owner in (Slots(), BlockQuota(), GTopK(ragged=True, tree=True)):
+        with pytest.raises(ValueError, match="sender keeps"):
+            recipes.dgc(collective=owner)
