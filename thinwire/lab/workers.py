@@ -1,8 +1,8 @@
 """Worker processes on this machine, started and ended by us.
 
 `run(world, function, *args)` calls `function(rank, world, report, *args)` in `world` fresh
-processes joined by gloo over loopback, and returns their results. However it ends (return, error,
-Ctrl-C, SIGTERM, a killed parent), no process stays behind.
+processes joined by gloo, over loopback or a shaped network, and returns their results. However it
+ends (return, error, Ctrl-C, SIGTERM, a killed parent), no process stays behind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+
+from thinwire.lab import netns
 
 POLL = 0.1
 
@@ -30,23 +33,28 @@ def run(
     function: Callable[..., Any],
     *args: Any,
     on_report: Callable[[Any], None] = lambda message: None,
+    net: str = "none",
 ) -> list[Any]:
-    """Results in rank order; `on_report` gets what workers report, as it comes."""
+    """Results in rank order; `on_report` gets what workers report, as it comes.
+
+    With `net`, a rate like 1gbit, the workers have links of that rate to each other.
+    """
     if world < 1:
         raise ValueError(f"at least one worker is needed, got {world}")
     context = multiprocessing.get_context("spawn")
     messages: multiprocessing.Queue[Any] = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+    before = _sigterm_as_exit()
+    shape = netns.shaped(world, net) if net != "none" else nullcontext([None] * world)
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, shape as spaces:
         store = os.path.join(folder, "store")
         workers = [
             context.Process(
                 target=_work,
-                args=(rank, world, store, messages, function, args),
+                args=(rank, world, store, spaces[rank], messages, function, args),
                 daemon=True,  # multiprocessing ends daemons when this process exits
             )
             for rank in range(world)
         ]
-        before = _sigterm_as_exit()
         try:
             for worker in workers:
                 worker.start()
@@ -97,12 +105,22 @@ def _end(workers: list[Any]) -> None:
 
 
 def _work(
-    rank: int, world: int, store: str, messages: Any, function: Callable[..., Any], args: Any
+    rank: int,
+    world: int,
+    store: str,
+    space: str | None,
+    messages: Any,
+    function: Callable[..., Any],
+    args: Any,
 ) -> None:
     # Ctrl-C reaches the whole foreground group; the parent alone decides how to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if space is None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    else:
+        netns.enter(space)
+        os.environ["GLOO_SOCKET_IFNAME"] = netns.INTERFACE
     import torch
     import torch.distributed as dist
 

@@ -1,0 +1,119 @@
+"""`thinwire trace`: every message of a recipe, as tables here and as files to take along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from thinwire.cli.app import app, console, reported
+from thinwire.lab import patterns, tracing
+
+SHOWN = 16  # ranks of a matrix that fit on a screen
+
+
+@app.command()
+def trace(
+    recipe: Annotated[str, typer.Option(help="A recipe call.")] = "oktopk(density=0.01)",
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 4,
+    net: Annotated[str, typer.Option(help="A rate like 1gbit; none for loopback.")] = "none",
+    params: Annotated[int, typer.Option(min=100, help="Size of the model.")] = 1_000_000,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 20,
+    out: Annotated[
+        Path | None, typer.Option(help="Write trace.csv, trace.json and chrome.json here.")
+    ] = None,
+) -> None:
+    """Who sends what to whom: every message of a recipe, in real processes."""
+    setting = tracing.Setting(call=recipe, world=workers, params=params, steps=steps, net=net)
+    with reported():
+        if out is not None:
+            _writable(out)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("tracing", total=steps)
+            found = tracing.record(setting, lambda step: progress.update(task, completed=step))
+    where = "loopback" if net == "none" else f"links of {net}"
+    console.print(
+        f"{recipe}, {found.params:,} parameters, {workers} workers on {where}, {steps} steps; a "
+        f"message takes {1e6 * found.alpha:.0f} us and {_rate(found.beta)}",
+        highlight=False,
+    )
+    console.print(_matrix(found))
+    console.print(_phases(found))
+    console.print(_sizes(found))
+    console.print(_predictions(found))
+    if out is not None:
+        _write(found, out)
+        console.print(f"written: {out}/trace.csv, trace.json, chrome.json", highlight=False)
+
+
+def _rate(beta: float) -> str:
+    return f"{8 / beta / 1e9:.2f} Gbit/s" if beta > 0 else "no time for its bytes"
+
+
+def _matrix(found: tracing.Trace) -> Table:
+    table = Table(title="KB a step, from (row) to (column)")
+    world = min(SHOWN, found.setting.world)
+    for column in ["rank", *(str(r) for r in range(world)), "all"]:
+        table.add_column(column, justify="right")
+    for rank, row in enumerate(patterns.matrix(found)[:world]):
+        cells = [f"{size / 1e3:.1f}" if size else "." for size in row[:world]]
+        table.add_row(str(rank), *cells, f"{sum(row) / 1e3:.1f}")
+    return table
+
+
+def _phases(found: tracing.Trace) -> Table:
+    table = Table(title="phases, in the steps that had them")
+    for column in ("phase", "verb", "steps", "calls", "KB", "max/mean", "ms"):
+        table.add_column(column, justify="left" if column in ("phase", "verb") else "right")
+    for phase in patterns.phases(found):
+        table.add_row(
+            phase.name, phase.verb, str(phase.steps), f"{phase.calls:.1f}",
+            f"{phase.bytes / 1e3:.2f}", f"{phase.imbalance:.2f}", f"{1e3 * phase.seconds:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _sizes(found: tracing.Trace) -> Table:
+    table = Table(title="messages by size")
+    for column in ("bytes up to", "messages", ""):
+        table.add_column(column, justify="left" if not column else "right")
+    counted = patterns.sizes(found)
+    most = max((count for _, count in counted), default=1)
+    for size, count in counted:
+        table.add_row(f"{size:,}", str(count), "#" * round(30 * count / most))
+    return table
+
+
+def _predictions(found: tracing.Trace) -> Table:
+    table = Table(title="a step of the busiest rank")
+    for column in ("", "predicted", "measured"):
+        table.add_column(column, justify="right")
+    for row in patterns.predictions(found):
+        if row.what == "seconds":
+            table.add_row("ms", f"{1e3 * row.predicted:.2f}", f"{1e3 * row.measured:.2f}")
+            table.add_row("ms, waiting included", "", f"{1e3 * patterns.waiting(found):.2f}")
+        else:
+            table.add_row(row.what, f"{row.predicted:,.1f}", f"{row.measured:,.1f}")
+    return table
+
+
+def _writable(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be made ({error}); name another folder") from None
+
+
+def _write(found: tracing.Trace, out: Path) -> None:
+    files = {
+        "trace.csv": patterns.as_csv(found),
+        "trace.json": patterns.as_json(found),
+        "chrome.json": patterns.as_chrome(found),
+    }
+    for name, text in files.items():
+        part = out / f".{name}.part"
+        part.write_text(text)
+        part.replace(out / name)
