@@ -1,0 +1,41 @@
+"""The MPI transport, under a real mpirun: the same verbs, the same means as in threads."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.comm.mpi_check import CALLS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine"),
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py not installed"),
+]
+ROOT = Path(__file__).parents[2]
+
+
+def mpirun(world: int) -> list[str]:
+    command = ["mpirun", "-n", str(world)]
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True)
+    if "Open MPI" in version.stdout:
+        command += ["--oversubscribe"]
+        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return command
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_recipes_over_mpi(world):
+    done = subprocess.run(
+        [*mpirun(world), sys.executable, "-m", "tests.comm.mpi_check"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"{len(CALLS)} recipes over {world} MPI ranks" in done.stdout
