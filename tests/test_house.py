@@ -21,7 +21,7 @@ ROOMS = [
      "combinators"},
     {"recipes"},
     {"engine", "plan"},
-    {"jobs", "lab"},
+    {"jobs", "lab", "report"},
     {"cli"},
 ]  # fmt: skip
 SEAM = {

@@ -168,6 +168,7 @@ class Route:
             sent=Parts(tuple((0, reduced.sent) for _, reduced in results), bucket.layout.numel),
             undo=partial(_call_all, undos) if undos else None,
             unused=tuple(name for _, reduced in results for name in reduced.unused),
+            kept=sum(reduced.entries for _, reduced in results),
         )
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:

@@ -33,7 +33,8 @@ class Reduced:
 
     `finite` is False when any rank met a NaN or infinity: such a step counts as `sent = 0`.
     `undo` puts `sent` back into the residual; the engine calls it when another bucket of the
-    same step was not finite. `unused` names the parameters no rank had a gradient for.
+    same step was not finite. `unused` names the parameters no rank had a gradient for. `kept` is
+    the number of entries to report, where that is not what the payload holds.
     """
 
     mean: Tensor
@@ -41,6 +42,12 @@ class Reduced:
     finite: bool = True
     undo: Callable[[], object] | None = None
     unused: tuple[str, ...] = ()
+    kept: int | None = None
+
+    @property
+    def entries(self) -> int:
+        """Numbers that this rank's share of the mean is made of."""
+        return self.sent.entries if self.kept is None else self.kept
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,9 @@ class Select:
         settle = getattr(self.pick, "settle", None)
         if settle is not None:
             settle(states, lambda votes: link.highest(votes.to(mine.values.device)))
-        return Reduced(mean=mean, sent=share, unused=_unused(bucket, link))
+        # an owner's share also keeps book of what it dropped: no more was kept than there is
+        kept = min(share.entries, total.entries)
+        return Reduced(mean=mean, sent=share, unused=_unused(bucket, link), kept=kept)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """The price of as many entries as the density asks for."""

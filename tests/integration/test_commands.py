@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from thinwire import recipes
-from thinwire.lab import workers
+from thinwire.lab import netns, workers
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -68,6 +68,10 @@ def test_demo_with_other_numbers() -> None:
         (("demo", "--workers", "two"), "parse string as an integer"),
         (("dmeo",), "No such command"),
         (("list", "--net", "fast"), "a rate is a number and a unit"),
+        (("trace", "--net", "fast"), "a rate is a number and a unit"),
+        (("trace", "--recipe", "topk(wire='morse')"), "wire must be one of fp32, fp16"),
+        (("trace", "--recipe", "topk(collective='pigeon')"), "collective must be one of gather"),
+        (("trace", "--out", "README.md/x"), "cannot be made"),
         (("list", "--params", "10", "--k", "11"), "k must be at most d, got k=11, d=10"),
         (("bench", "selectors", "--density", "2"), "density must be in (0, 1], got 2.0"),
         (("bench", "step", "--recipe", "topq(1)"), "unknown recipe 'topq'; known are dense"),
@@ -120,6 +124,34 @@ def test_bench_step(tmp_path: Path) -> None:
     rows = json.loads(out.read_text())
     assert [row["name"] for row in rows] == ["no communication", "plain DDP", recipe]
     assert rows[2]["bytes_sent"] < rows[1]["bytes_sent"] / 20
+
+
+def test_trace(tmp_path: Path) -> None:
+    """Tables within 80 columns, and files that say the same."""
+    call = "oktopk(density=0.01, wire='bf16')"
+    done = thinwire("trace", "--recipe", call, "--workers", "3", "--steps", "4",
+                    "--params", "20000", "--out", str(tmp_path / "deep" / "out"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for said in ("KB a step, from (row)", "cut", "split", "gather", "messages by size", "busiest"):
+        assert said in done.stdout
+    files = {path.name: path.read_bytes() for path in (tmp_path / "deep" / "out").iterdir()}
+    assert set(files) == {"trace.csv", "trace.json", "chrome.json", "pattern.png"}
+    found = json.loads(files["trace.json"])
+    sent = {p["what"]: p for p in found["predictions"]}
+    assert sent["bytes"]["predicted"] == sent["bytes"]["measured"]
+    rows = files["trace.csv"].decode().splitlines()
+    assert rows[0] == "rank,step,phase,verb,peer,bytes,begin,seconds"
+    assert len(rows) == 1 + 3 * (1 + 4 * 2 * 2)  # a ring's one neighbour once, two peers twice
+
+
+@pytest.mark.skipif(netns.unavailable() is not None, reason=f"{netns.unavailable()}")
+def test_trace_on_a_shaped_network() -> None:
+    done = thinwire("trace", "--recipe", "dense()", "--workers", "2", "--steps", "3", "--net",
+                    "50mbit", "--params", "100000")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = re.search(r"and ([\d.]+) Mbit/s", " ".join(done.stdout.split()))
+    assert told and 10 < float(told[1]) < 80, "loopback has thousands"
 
 
 def children(pid: int) -> list[int]:

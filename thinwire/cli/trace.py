@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,8 @@ def trace(
     params: Annotated[int, typer.Option(min=100, help="Size of the model.")] = 1_000_000,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 20,
     out: Annotated[
-        Path | None, typer.Option(help="Write trace.csv, trace.json and chrome.json here.")
+        Path | None,
+        typer.Option(help="Folder for CSV, JSON, Chrome trace, picture."),
     ] = None,
 ) -> None:
     """Who sends what to whom: every message of a recipe, in real processes."""
@@ -45,12 +47,11 @@ def trace(
     console.print(_sizes(found))
     console.print(_predictions(found))
     if out is not None:
-        _write(found, out)
-        console.print(f"written: {out}/trace.csv, trace.json, chrome.json", highlight=False)
+        console.print(f"in {out}: {', '.join(_written(found, out))}", highlight=False)
 
 
 def _rate(beta: float) -> str:
-    return f"{8 / beta / 1e9:.2f} Gbit/s" if beta > 0 else "no time for its bytes"
+    return f"{8 / beta / 1e6:,.0f} Mbit/s" if beta > 0 else "no time for its bytes"
 
 
 def _matrix(found: tracing.Trace) -> Table:
@@ -107,7 +108,8 @@ def _writable(out: Path) -> None:
         raise ValueError(f"--out {out} cannot be made ({error}); name another folder") from None
 
 
-def _write(found: tracing.Trace, out: Path) -> None:
+def _written(found: tracing.Trace, out: Path) -> list[str]:
+    """Each file whole or not at all."""
     files = {
         "trace.csv": patterns.as_csv(found),
         "trace.json": patterns.as_json(found),
@@ -117,3 +119,9 @@ def _write(found: tracing.Trace, out: Path) -> None:
         part = out / f".{name}.part"
         part.write_text(text)
         part.replace(out / name)
+    if importlib.util.find_spec("matplotlib") is None:
+        return [*files, "no pattern.png (pip install 'thinwire[plots]')"]
+    from thinwire.report.pattern import draw
+
+    draw(found, out / "pattern.png")
+    return [*files, "pattern.png"]

@@ -103,7 +103,8 @@ class ByNode:
         left = [(0, Dense(x[: own[0]])), (own[1], Dense(x[own[1] :]))]
         kept = (own[0], Dense(x[slice(*own)] - before))
         sent = Parts(((0, reduced.sent), kept, *left), mean.numel())
-        return Reduced(mean=mean, sent=sent, unused=names)
+        entries = reduced.entries * len(here)  # others of the node have as much of their shares
+        return Reduced(mean=mean, sent=sent, unused=names, kept=entries)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """Of the rank with the largest share."""

@@ -139,7 +139,7 @@ class Steps:
         self.meter.select += select
         self.meter.scatter += end - begin - select - waited
         self.meter.bytes_dense += all_reduced(nbytes(arrival.flat), self.comm.size)
-        self.meter.entries += reduced.sent.entries
+        self.meter.entries += reduced.entries
         self.meter.numel += arrival.layout.size
 
     def _close(self) -> None:

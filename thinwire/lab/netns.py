@@ -16,22 +16,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from thinwire.plan import units
+
 INTERFACE = "eth0"
 _NEW_NET = 0x40000000  # CLONE_NEWNET
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _PREFIX = "thinwire"
-
-
-def bits_per_second(rate: str) -> float:
-    """The number in "100mbit", "1gbit", "2.5gbit"."""
-    found = re.fullmatch(r"([0-9.]+)(kbit|mbit|gbit)", rate.strip().lower())
-    try:
-        value = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    except ValueError:
-        value = 0.0
-    if value <= 0:
-        raise ValueError(f"a rate is a number with kbit, mbit or gbit, got {rate!r}; e.g. 1gbit")
-    return value
 
 
 def unavailable() -> str | None:
@@ -47,7 +36,7 @@ def unavailable() -> str | None:
 @contextmanager
 def shaped(world: int, rate: str) -> Iterator[list[str]]:
     """Namespaces for so many workers, whose links carry `rate` each way."""
-    bits = bits_per_second(rate)
+    bits = units.rate(rate)
     reason = unavailable()
     if reason:
         raise ValueError(f"cannot shape a network here ({reason}); use --net none for loopback")

@@ -1,0 +1,1 @@
+"""What was measured, as pictures; needs the extra `plots`."""
