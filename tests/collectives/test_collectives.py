@@ -19,6 +19,7 @@ from thinwire.collectives.slots import Slots
 from thinwire.collectives.spardl import BlockQuota, hops
 from thinwire.collectives.split import SplitReduce
 from thinwire.combinators import Remember
+from thinwire.recipes.options import COLLECTIVES as COLLECTIVE_NAMES
 from thinwire.reducers import Select
 from thinwire.selectors.estimators import Constant
 from thinwire.selectors.threshold import Threshold
@@ -122,12 +123,20 @@ def test_buckets_smaller_than_the_world(name):
         check_law(results, 8)
 
 
-@pytest.mark.parametrize("option", ["gather", "gtopk", "tree", "topkdsa", "oktopk", "faithful",
-                                    "spardl", "cheapest"])  # fmt: skip
-@pytest.mark.parametrize("name", ["topk", "sidco", "adtopk", "gaussiank"])
+SPARSE = ["topk", "threshold", "gaussiank", "redsync", "sidco", "adtopk", "demo_dct", "gtopk",
+          "topkdsa", "oktopk", "spardl"]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", [name for name in COLLECTIVE_NAMES if name != "two_level"])
+@pytest.mark.parametrize("name", SPARSE)
 def test_every_sparse_recipe_takes_every_collective(name, option):
     built = getattr(recipes, name)(density=0.05, collective=option)
     check_law(reduce(built, 3, private, steps=3), 3)
+
+
+@pytest.mark.parametrize("option", ["gather", "gtopk", "topkdsa", "faithful", "cheapest"])
+def test_momentum_correction_takes_every_collective_whose_sender_keeps(option):
+    check_law(reduce(recipes.dgc(density=0.05, collective=option), 3, private, steps=3), 3)
 
 
 def test_an_unknown_collective_is_refused():

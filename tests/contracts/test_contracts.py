@@ -142,10 +142,12 @@ CASES: dict[str, Reducer] = {
 }
 
 # Every recipe in every world, its variants in one; the fast suite takes a part of them.
+# Recipes with a collective of their own also in odd and in large worlds.
+MERGING = ("topk", "gtopk", "gtopk(tree)", "topkdsa", "oktopk", "oktopk(faithful)", "spardl")
 GRID = [
-    pytest.param(case, world, marks=[pytest.mark.slow] if world in (2, 5, 8) else [])
+    pytest.param(case, world, marks=[pytest.mark.slow] if world not in (1, 3, 4) else [])
     for case in CASES
-    for world in ((3,) if "(" in case else WORLDS)
+    for world in ((3,) if "(" in case else WORLDS) + ((6, 7, 9, 16) if case in MERGING else ())
 ]
 
 BUCKETS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -383,8 +385,10 @@ def test_density_is_respected(case: str, world: int) -> None:
                 assert wanted / 3 <= int((o.mean != 0).sum()) <= 4 / 3 * wanted * world
                 assert o.entries <= 4 / 3 * wanted + 1 or "spread" in case
             elif case.startswith(("oktopk", "spardl")):  # of the sum, about what was asked
-                assert wanted / 3 <= int((o.mean != 0).sum()) <= 2 * wanted
-                assert o.entries <= 2 * wanted
+                # slots have room for 2 sqrt(k/P) entries of chance each
+                most = 1.1 * wanted + 2 * (wanted * world) ** 0.5 + world
+                assert wanted / 3 <= int((o.mean != 0).sum()) <= most
+                assert o.entries <= most
             elif case.startswith("topkdsa"):  # owners answer for rounded sums
                 assert wanted <= o.entries <= 3 * wanted
             elif case.split("(")[0] not in ESTIMATED and "reused" not in case:

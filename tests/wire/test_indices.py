@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire import Bucket
+from thinwire.payload import Sparse
 from thinwire.protocols import WireError
-from thinwire.wire import wire
+from thinwire.wire import message, wire
 from thinwire.wire.indices import BLOCK, Bitmap, Blocks, Int32, Rows
 from thinwire.wire.rice import GROUP, Rice, Smallest
 
@@ -123,3 +124,25 @@ def test_what_does_not_ascend_is_refused():
         data = torch.tensor(wrong, dtype=torch.int32).view(torch.uint8)
         with pytest.raises(WireError, match="ascend"):
             Int32().decode(data, 2, 10)
+
+
+@pytest.mark.parametrize("coded", ["fp32+int32", "bf16+rice", "int8+auto", "fp16+bitmap", "sign"])
+def test_a_slot_takes_the_largest_that_fit(coded):
+    """Full to within a few per cent, never over; what is left out is smaller than what is in."""
+    draw = torch.Generator().manual_seed(3)
+    n, made = 20_000, wire(coded)
+    mine = Sparse(subset(4000, n), torch.randn(4000, generator=draw), n)
+    for room in (0, 3, 4, 20, 500, 2503, 3000, 6000, 100_000):
+        kept = message.fit(made, mine, (0, n), room)
+        taken = message.size(made, kept, (0, n)) + 4
+        assert taken <= room or kept.entries == 0
+        if 0 < kept.entries < 4000:
+            assert room < 100 or taken > 0.93 * room
+            inside = torch.isin(mine.indices, kept.indices)
+            assert mine.values[inside].abs().min() >= mine.values[~inside].abs().max()
+            data = message.slot(
+                message.write(made, kept, made.values.encode(kept.values), (0, n)), room
+            )
+            assert data.numel() == room
+            read = message.read(made, message.unslot(data), (0, n), mine)
+            assert torch.equal(read.indices, kept.indices)

@@ -36,7 +36,7 @@ class Wire:
 
     def over(self, layout: Layout) -> Wire:
         """The same wire for buckets of this layout: some index codes want to know the rows."""
-        if isinstance(self.indices, Rows):
+        if isinstance(self.indices, Rows | Smallest):
             return replace(self, indices=self.indices.over(layout))
         return self
 

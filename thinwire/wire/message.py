@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire.payload import Sparse
+from thinwire.payload import Sparse, only
 from thinwire.protocols import WireError
 from thinwire.wire import HEADER, Wire
 from thinwire.wire.values import as_numbers
@@ -64,22 +64,19 @@ def unslot(data: Tensor) -> Tensor:
 
 def fit(wire: Wire, mine: Sparse, span: Span, room: int) -> Sparse:
     """As much of a payload as a slot holds: of more, the entries of largest magnitude."""
-    if size(wire, mine, span) + HEADER <= room:
-        return mine
-    # stable: of equal magnitudes the one of lower index first, on every device; NaN before all
-    place = mine.values.abs().argsort(descending=True, stable=True).argsort()
-
-    def largest(count: int) -> Sparse:
-        kept = place < count
-        return Sparse(mine.indices[kept], mine.values[kept], mine.numel)
-
-    def too_big(count: int) -> bool:
-        return size(wire, largest(count), span) + HEADER > room
-
-    count = bisect_left(range(mine.entries), True, key=lambda c: too_big(c + 1))
-    while count and too_big(count):  # a coded size may fall by a bit where a list grows
-        count -= 1
-    return largest(count)
+    found, count = mine, mine.entries
+    place = None
+    while count:
+        taken = size(wire, found, span) + HEADER
+        if taken <= room:
+            return found
+        if place is None:
+            # stable: of equal magnitudes the lower index first, on every device; NaN before all
+            place = mine.values.abs().argsort(descending=True, stable=True).argsort()
+        # fewer entries take more bits each, so this is at most a little too many: no overshoot
+        count = min(count - 1, count * room // taken)
+        found = only(mine, place < count)
+    return found
 
 
 def _number(n: int, like: Tensor) -> Tensor:

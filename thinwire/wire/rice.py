@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from thinwire.layout import Layout
 from thinwire.protocols import WireError
-from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, checked, smallest
+from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, Rows, checked, smallest
 from thinwire.wire.packing import in_blocks, packed_bytes, unpack
 
 GROUP = 256  # gaps that share an m
@@ -100,8 +101,12 @@ class Rice:
 class Smallest:
     """Whichever code takes the fewest bytes for these positions; one byte says which."""
 
-    codes: tuple[IndexCodec, ...] = (Int32(), Blocks(), Rice(), Bitmap())
+    codes: tuple[IndexCodec, ...] = (Int32(), Blocks(), Rice(), Bitmap(), Rows())
     fixed: ClassVar[bool] = False
+
+    def over(self, layout: Layout) -> Smallest:
+        """The same choice, with the rows of this layout."""
+        return Smallest(tuple(Rows(layout) if isinstance(c, Rows) else c for c in self.codes))
 
     def nbytes(self, k: int, numel: int) -> int:
         return 1 + min(code.nbytes(k, numel) for code in self.codes)
