@@ -18,10 +18,10 @@ demo: setup
 	$(BIN)/thinwire demo
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check: lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 .PHONY: lint
 lint: setup

@@ -26,7 +26,8 @@ class Bucket:
 
     `scale` is the loss scale the gradient still carries; `rates` are the learning rates by
     parameter name, where the engine knows them; `unused` names the parameters that got no gradient
-    on this rank, or is None where nobody keeps track.
+    on this rank, or is None where nobody keeps track; `poisoned` says that a gradient which went
+    into it was not finite.
     """
 
     flat: Tensor | Sum
@@ -37,6 +38,7 @@ class Bucket:
     scale: float = 1.0
     rates: Mapping[str, float] | None = None
     unused: frozenset[str] | None = None
+    poisoned: bool = False
     draft: Draft | None = None
     path: str = ""
 
@@ -70,7 +72,8 @@ class Bucket:
     @property
     def finite(self) -> bool:
         """False once a non-finite gradient was met while folding it into a residual."""
-        return self.flat.finite if isinstance(self.flat, Sum) else True
+        clean = self.flat.finite if isinstance(self.flat, Sum) else True
+        return clean and not self.poisoned
 
     def blank(self) -> Tensor:
         """A flat buffer that is zero at our slots: the gradient's own, where it can hold a mean."""

@@ -139,6 +139,24 @@ class Mapped:
         return out.add_(self.back(coefficients), alpha=alpha)
 
 
+@dataclass(frozen=True)
+class Owed:
+    """What a rank answers for though it did not choose it: rounding of sums, drops of an owner."""
+
+    inner: Payload
+
+    @property
+    def numel(self) -> int:
+        return self.inner.numel
+
+    @property
+    def entries(self) -> int:
+        return self.inner.entries
+
+    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
+        return self.inner.add_into(out, alpha)
+
+
 def chosen(payload: Payload) -> Tensor | None:
     """The positions this rank picked for itself, or None if it picked none: a dense share has no
     private choice in it."""

@@ -78,7 +78,7 @@ class Select:
         mine, k = self._mine(replace(bucket, world=comm.size), states)
         link = _link(bucket, comm, self.wire)
         state = bucket.scope("collective")
-        total, share = self.collective.sum(mine, k, bucket.step, link, state)
+        total, share = self.collective.sum(mine, max(1, k), bucket.step, link, state)
         mean = total.add_into(bucket.blank(), alpha=1.0 / comm.size)
         if not kernels.finite(total.values):
             return _aborted(mean, _unused(bucket, link))
@@ -95,7 +95,7 @@ class Select:
         ghost = Bucket(flat=flat, layout=layout, state={}, step=step, world=world)
         pieces = self.over(ghost, self._density(step))
         k = sum(piece.k * piece.rows.shape[0] for piece in pieces)
-        return self.collective.traffic(k, layout.size, world, self.wire.over(layout), step)
+        return self.collective.traffic(k, layout.numel, world, self.wire.over(layout), step)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -133,9 +133,9 @@ class Select:
         rows = piece.rows
         if isinstance(rows, Sum) and not getattr(self.pick, "fused", False):
             rows = rows.take()
-        if piece.k == 0:
+        if piece.k == 0 and kernels.finite(_taken(rows)):  # NaN is never hidden
             return torch.empty(0, dtype=torch.int64, device=_taken(rows).device)
-        k = min(rows.shape[1], round(piece.k * getattr(self.collective, "reach", 1)))
+        k = min(rows.shape[1], round(max(1, piece.k) * getattr(self.collective, "reach", 1)))
         index = self.pick(rows, k, state)  # type: ignore[arg-type]
         expected = piece.k * piece.rows.shape[0]
         if index.numel() != expected and not getattr(self.collective, "ragged", True):

@@ -7,11 +7,14 @@ import torch
 
 from tests.collectives.worlds import check_law
 from thinwire import Bucket, recipes
-from thinwire.collectives.cheapest import Cheapest, dense_pays
+from thinwire.collectives.cheapest import Cheapest
 from thinwire.collectives.gather import AllGather
+from thinwire.collectives.slots import Slots
+from thinwire.collectives.split import SplitReduce
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.wire import Wire
+from thinwire.wire.link import reduce_traffic
 
 
 def run(recipe, make, world, steps=3):
@@ -47,7 +50,7 @@ def test_each_tensor_goes_its_own_way(world, by):
     results = run(recipe, random, world)
     check_law(results, world)
     if by == "fill":  # seen in the first step, acted on in the second
-        hybrid = ["all_reduce", "all_gather"] if world > 1 else ["all_gather"]
+        hybrid = ["all_reduce", "all_reduce", "all_gather"] if world > 1 else ["all_gather"]
         assert verbs(results, 1) == verbs(results, 2) == hybrid
     other = run(recipes.topk(density={"thin": 0.02, "thick": 0.6}), random, world)
     for step in range(3):
@@ -67,9 +70,30 @@ def test_it_never_sends_more_than_either():
 
 def test_the_break_even():
     """Pairs of 8 bytes to P - 1 ranks against 8(P-1)/P bytes a number: k = n / P."""
-    assert not dense_pays(1000, 250, 4, Wire())
-    assert dense_pays(1000, 251, 4, Wire())
-    assert not dense_pays(1000, 1000, 1, Wire())
+
+    def sent(k, world, **options):
+        return Cheapest(**options).traffic(k, 10_000, world, Wire()).bytes
+
+    dense = reduce_traffic(10_000, 4, Wire()).bytes
+    assert sent(2490, 4) < dense == sent(2510, 4)
+    assert sent(10_000, 1) == 0
+    # an owner's sums cost less than a gather: dense pays later, or never
+    for sparse in (SplitReduce(), Slots()):
+        assert sent(2510, 4, sparse=sparse) == sparse.traffic(2510, 10_000, 4, Wire()).bytes < dense
+
+
+@pytest.mark.parametrize("coded", ["int8", "sign", "bf16", "fp16"])
+def test_what_is_counted_does_not_touch_what_is_summed(coded):
+    """Counts of hundreds beside gradients of a thousandth, on wires with a scale a block."""
+
+    def small(rank, step):
+        return {name: 1e-3 * x for name, x in random(rank, step).items()}
+
+    means = [
+        run(recipes.topk(density=0.6, wire=coded, collective=Cheapest(by=by)), small, 4)[0][2][0]
+        for by in ("price", "fill")
+    ]
+    assert torch.equal(*means)
 
 
 def test_options_are_checked():

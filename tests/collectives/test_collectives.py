@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.collectives.worlds import INPUTS, WORLDS, N, check_law, phases, private, reduce
-from thinwire import recipes
+from tests.collectives.worlds import INPUTS, WORLDS, K, N, check_law, phases, private, reduce
+from thinwire import Bucket, recipes
 from thinwire.bucket import whole
 from thinwire.collectives.cheapest import Cheapest
 from thinwire.collectives.gather import AllGather
@@ -19,6 +19,8 @@ from thinwire.collectives.slots import Slots
 from thinwire.collectives.spardl import BlockQuota, hops
 from thinwire.collectives.split import SplitReduce
 from thinwire.combinators import Remember
+from thinwire.comm import local
+from thinwire.payload import chosen
 from thinwire.recipes.options import COLLECTIVES as COLLECTIVE_NAMES
 from thinwire.reducers import Select
 from thinwire.selectors.estimators import Constant
@@ -97,21 +99,41 @@ def test_ranks_that_select_nothing(name, world):
         check_law(results, world)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("world", [2, 3, 8])
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_one_bad_rank_is_heard_by_all(name, world):
-    """A NaN on one rank ends the step on every rank, and the next step goes on."""
+def test_bad_ranks_are_heard_by_all(name, world, bad):
+    """A NaN ends the step on every rank, on one or on all of them; the next step goes on."""
 
     def make(rank, step):
         x = private(rank, step)
-        x[7] = float("nan") if rank == world - 1 and step == 1 else x[7]
+        if step == 3 or (step == 1 and rank == world - 1):
+            x[7 + rank] = bad
         return x
 
-    results = reduce(recipe(COLLECTIVES[name]), world, make, steps=3)
-    assert all(not rank[1][0].isfinite().all() for rank in results)
-    assert all(float(rank[1][1].abs().sum()) == 0.0 for rank in results)
-    assert all(rank[2][0].isfinite().all() for rank in results)
-    check_law([[rank[0], rank[2]] for rank in results], world)
+    results = reduce(recipe(COLLECTIVES[name]), world, make, steps=5)
+    for broken in (1, 3):
+        assert all(not rank[broken][0].isfinite().all() for rank in results)
+        assert all(float(rank[broken][1].abs().sum()) == 0.0 for rank in results)
+    assert all(rank[step][0].isfinite().all() for rank in results for step in (2, 4))
+    check_law([[rank[0], rank[2], rank[4]] for rank in results], world)
+
+
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("name", ["spardl", "oktopk", "topk", "gtopk", "topkdsa"])
+def test_a_bad_rank_is_heard_however_little_is_sent(name, memory):
+    """Fewer entries than ranks: most regions have no quota, and slots room for hardly one."""
+    built = getattr(recipes, name)(density=0.01, memory=memory)
+    for n, world in ((64, 8), (32, 8), (64, 3), (1, 6), (200, 16)):
+
+        def make(rank, step, n=n, world=world):
+            x = private(rank, step)[:n].clone()
+            x[n // 2] = float("nan") if step == 1 and rank == world // 2 else x[n // 2]
+            return x
+
+        results = reduce(built, world, make, steps=3)
+        assert all(not rank[1][0].isfinite().all() for rank in results)
+        assert all(rank[2][0].isfinite().all() for rank in results)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -137,6 +159,57 @@ def test_every_sparse_recipe_takes_every_collective(name, option):
 @pytest.mark.parametrize("option", ["gather", "gtopk", "topkdsa", "faithful", "cheapest"])
 def test_momentum_correction_takes_every_collective_whose_sender_keeps(option):
     check_law(reduce(recipes.dgc(density=0.05, collective=option), 3, private, steps=3), 3)
+
+
+def test_a_wire_of_bits_says_how_many():
+    """Eight signs make a byte, and a bitmap costs the same for any number of pairs."""
+    assert not wire("sign+bitmap").fixed and wire("sign+int32").fixed and wire("bf16+bitmap").fixed
+    for name in ("gather", "gtopk", "topkdsa", "oktopk"):
+        built = recipes.topk(density=0.05, wire="sign+bitmap", collective=name)
+        check_law(reduce(built, 3, private, steps=3), 3)
+
+
+@pytest.mark.parametrize("coded", ["fp32+bitmap", "fp32+u16", "fp16+rows"])
+def test_slots_with_codes_that_cost_by_length(coded):
+    """Everything large in a tenth of the bucket: one region is nearly all of it, and empty."""
+
+    def make(rank, step):
+        scale = torch.full((N,), 1e-3)
+        scale[: N // 10] = 10.0
+        return private(rank, step) * scale
+
+    check_law(reduce(recipes.oktopk(density=0.02, wire=coded), 4, make, steps=4), 4, 1e-5)
+
+
+def test_dense_sums_of_a_sign_wire_do_not_reach_other_parameters():
+    """Signs have no zero: such sums stay sparse, and what is routed elsewhere stays exact."""
+    built = recipes.adtopk(density=0.2, wire="sign", collective="topkdsa", memory="none")
+    draws = [torch.Generator().manual_seed(r) for r in range(3)]
+    tensors = [{"w": torch.randn(20, 15, generator=d), "b": torch.randn(9, generator=d)}
+               for d in draws]  # fmt: skip
+    bias = sum(t["b"] for t in tensors) / 3
+
+    def worker(comm):
+        return built.reduce(Bucket.of(tensors[comm.rank], state={}), comm).mean[300:]
+
+    for mean in local.run(3, worker):
+        assert torch.allclose(mean, bias, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["topkdsa", "gtopk", "oktopk"])
+def test_rounding_others_numbers_is_no_choice_of_mine(name):
+    """Momentum is cleared where this rank chose to send, not where it answers for an error."""
+    more = {"faithful": True} if name == "oktopk" else {}
+    built = getattr(recipes, name)(density=0.05, memory="none", wire="int8", **more)
+
+    def worker(comm):
+        x = private(comm.rank)
+        sent = built.reduce(Bucket.of({"w": x.clone()}, state={}), comm).sent
+        mine = set(x.abs().topk(K).indices.tolist())
+        assert sent.entries > 0
+        return set(chosen(sent).tolist()) <= mine
+
+    assert all(local.run(4, worker))
 
 
 def test_an_unknown_collective_is_refused():

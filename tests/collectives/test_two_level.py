@@ -7,12 +7,19 @@ import torch
 
 from tests.collectives.worlds import INPUTS, N, check_law, private, reduce
 from thinwire import Bucket, recipes
+from thinwire.bucket import by_layer
 from thinwire.collectives.gtopk import GTopK
 from thinwire.collectives.slots import Slots
-from thinwire.collectives.two_level import ByNode, TwoLevel, dealt, grouped
+from thinwire.collectives.spardl import BlockQuota
+from thinwire.collectives.split import SplitReduce
+from thinwire.collectives.two_level import ByNode, TwoLevel, dealt, grouped, told
+from thinwire.combinators import Remember, Route, dense
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
+from thinwire.engine import fusion
 from thinwire.layout import Layout
+from thinwire.reducers import Select
+from thinwire.selectors.topk import topk
 
 SHAPES = {"a": (20, 10), "b": (30,), "c": (5, 4, 3), "e": (0,), "d": (110,)}
 
@@ -127,24 +134,57 @@ def test_one_bad_rank_is_heard_by_all():
     check_law([[rank[0], rank[2]] for rank in results], 4)
 
 
+def test_parameters_of_others_in_the_same_buffer_stay_untouched():
+    """Route: half of the bucket to nodes, half past them; and two of them beside each other."""
+    inner = Select(pick=topk, over=by_layer, density=0.1)
+
+    def rule(slot):
+        return slot.name in ("a", "c")
+
+    for other in (dense(), ByNode(inner, 2)):
+        recipe = Remember(Route(rule, ByNode(inner, 2), other))
+        check_law(run(recipe, 4), 4, 3e-6)
+    built = recipes.adtopk(density=0.1, no_feedback=["c"], collective=TwoLevel(nodes=2))
+    check_law(run(built, 4), 4, 3e-6)
+
+
+def test_the_recipes_own_collective_goes_between_nodes():
+    wanted = {"gtopk": GTopK, "topkdsa": SplitReduce, "oktopk": Slots, "spardl": BlockQuota}
+    for name, kind in wanted.items():
+        built = getattr(recipes, name)(density=0.1, collective="two_level(2)")
+        assert isinstance(built.inner.inner.collective, kind)
+        check_law(run(built, 4), 4, 3e-6)
+    with pytest.raises(ValueError, match="two levels"):
+        TwoLevel(nodes=2, between=TwoLevel(nodes=4))
+    with pytest.raises(ValueError, match="Remember outside"):
+        ByNode(Remember(Select(pick=topk)), 2)
+
+
+def test_optimizer_mode_packs_buckets_for_any_nodes():
+    parameters = {name: torch.zeros(100, 100) for name in "abcdef"}
+    for nodes in (4, ((0, 1), (2, 3))):
+        recipe = recipes.topk(collective=TwoLevel(nodes=nodes))
+        assert fusion.plan(parameters, recipe, 25, world=4)
+
+
 def test_nodes_are_given_or_read_from_the_launcher(monkeypatch):
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
     assert grouped(2, 6) == [[0, 1], [2, 3], [4, 5]]
     assert grouped(((0, 2), (1, 3)), 4) == [[0, 2], [1, 3]]
-    with pytest.raises(ValueError, match="give nodes="):
-        grouped(None, 4)
+    with pytest.raises(ValueError, match="say it: TwoLevel"):
+        recipes.topk(collective="two_level")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert grouped(None, 4) == [[0, 1], [2, 3]]
+    assert told(None) == 2 and told(4) == 4
     with pytest.raises(ValueError, match="5 ranks do not make nodes of 2"):
-        grouped(None, 5)
+        grouped(told(None), 5)
     with pytest.raises(ValueError, match="other ranks"):
         grouped(((0, 1),), 4)
-    for wrong in (0, True, ((0, 1), (2,)), ((0, 0),)):
+    for wrong in (0, True, 2.5, "2", ((0, 1), (2,)), ((0, 0),), (0, 1)):
         with pytest.raises(ValueError, match="nodes must be"):
             TwoLevel(nodes=wrong)
-    recipe = recipes.topk(collective="two_level")
-    assert isinstance(recipe.inner, ByNode)
+    assert recipes.topk(collective="two_level").inner.nodes == 2
+    assert recipes.topk(collective="two_level(8)").inner.nodes == 8
 
 
 def test_momentum_needs_a_sender_that_keeps():

@@ -81,3 +81,17 @@ def test_ranks_that_do_not_meet_are_reported():
 def test_a_world_needs_a_rank():
     with pytest.raises(ValueError, match="at least one rank, got 0"):
         local.run(0, lambda comm: None)
+
+
+def test_sizes_ranks_do_not_agree_on_are_an_error():
+    """A real network would hang, or end the process."""
+    for worker in (
+        lambda comm: comm.all_gather(torch.zeros(2), [2, 3]),
+        lambda comm: comm.all_to_all([torch.zeros(1)] * 2, [1, 2]),
+        lambda comm: comm.exchange(torch.zeros(3), 1 - comm.rank, 1 - comm.rank, 4),
+        lambda comm: comm.exchange(
+            torch.zeros(3), 1 - comm.rank, 1 - comm.rank, 3 if comm.rank else None
+        ),
+    ):
+        with pytest.raises(RuntimeError, match=r"expected|announces"):
+            local.run(2, worker)

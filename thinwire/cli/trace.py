@@ -47,7 +47,8 @@ def trace(
     console.print(_sizes(found))
     console.print(_predictions(found))
     if out is not None:
-        console.print(f"in {out}: {', '.join(_written(found, out))}", highlight=False)
+        with reported():
+            console.print(f"in {out}: {', '.join(_written(found, out))}", highlight=False)
 
 
 def _rate(beta: float) -> str:
@@ -117,8 +118,11 @@ def _written(found: tracing.Trace, out: Path) -> list[str]:
     }
     for name, text in files.items():
         part = out / f".{name}.part"
-        part.write_text(text)
-        part.replace(out / name)
+        try:
+            part.write_text(text)
+            part.replace(out / name)
+        except OSError as error:
+            raise ValueError(f"cannot write {out / name} ({error}); name another --out") from None
     if importlib.util.find_spec("matplotlib") is None:
         return [*files, "no pattern.png (pip install 'thinwire[plots]')"]
     from thinwire.report.pattern import draw

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from thinwire.collectives.gather import AllGather
+from thinwire.comm.metered import COUNT, all_reduced
 from thinwire.layout import Slot
-from thinwire.payload import Sparse, only, together
+from thinwire.payload import Parts, Payload, Sparse, only, together
 from thinwire.protocols import Collective, Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -47,7 +48,7 @@ class Cheapest:
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
-    ) -> tuple[Sparse, Sparse]:
+    ) -> tuple[Sparse, Payload]:
         slots, world = state.layout.slots, link.comm.size
         seen = state.get("pairs") if self.by == "fill" else None
         asked = k / max(1, state.layout.size)
@@ -55,37 +56,47 @@ class Cheapest:
         dense = [
             slot
             for slot, pairs in zip(slots, each, strict=True)
-            if dense_pays(slot.numel, pairs, world, link.wire)
+            if self._dense_pays(slot.numel, pairs, world, link.wire)
         ]
         inside = within(mine.indices, dense)
-        totals, shares = [], []
+        totals: list[Sparse] = []
+        shares: list[tuple[int, Payload]] = []
         counted: dict[str, int] = {}
         if dense:
-            total, share, counted = _summed_dense(only(mine, inside), dense, link, self.by)
+            chosen = only(mine, inside)
+            total, share = _summed_dense(chosen, dense, link)
+            counted = _counted(chosen, dense, link) if self.by == "fill" else {}
             totals.append(total)
-            shares.append(share)
+            shares.append((0, share))
         if len(dense) < len(slots) or not slots:
             rest = round(k - asked * sum(slot.numel for slot in dense))
-            found, share = self.sparse.sum(only(mine, ~inside), max(1, rest), step, link, state)
+            found, rest_share = self.sparse.sum(
+                only(mine, ~inside), max(1, rest), step, link, state
+            )
             totals.append(found if isinstance(found, Sparse) else _pairs(found.values))
-            shares.append(share)
+            shares.append((0, rest_share))
         both = together(totals, mine.numel)
         if self.by == "fill" and bool(both.values.isfinite().all()):
             state["pairs"] = [
                 counted.get(slot.name, int(within(both.indices, [slot]).sum())) for slot in slots
             ]
-        return both, together(shares, mine.numel)
+        return both, Parts(tuple(shares), mine.numel)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """Of a bucket that is one tensor; a bucket of several sends at most this."""
-        if dense_pays(n, k, world, wire):
-            return reduce_traffic(n + (self.by == "fill"), world, wire)
-        return self.sparse.traffic(k, n, world, wire, step)
+        if not self._dense_pays(n, k, world, wire):
+            return self.sparse.traffic(k, n, world, wire, step)
+        dense = reduce_traffic(n, world, wire)
+        if self.by == "price":
+            return dense
+        return dense + Traffic(rounds=1, bytes=all_reduced(COUNT, world))
 
-
-def dense_pays(n: int, k: float, world: int, wire: Wire) -> bool:
-    """Whether n numbers all-reduced are fewer bytes than k pairs of every rank gathered."""
-    return reduce_traffic(n, world, wire).bytes < (world - 1) * wire.nbytes(round(k), n)
+    def _dense_pays(self, n: int, k: float, world: int, wire: Wire) -> bool:
+        """Whether n numbers all-reduced are fewer bytes than k entries of every rank merged."""
+        if n == 0 or not wire.values.keeps_zero:
+            return False
+        usual = self.sparse.traffic(round(k), n, world, wire, 1)
+        return reduce_traffic(n, world, wire).bytes < usual.bytes
 
 
 def within(indices: Tensor, slots: list[Slot]) -> Tensor:
@@ -96,25 +107,24 @@ def within(indices: Tensor, slots: list[Slot]) -> Tensor:
     return inside
 
 
-def _summed_dense(
-    mine: Sparse, slots: list[Slot], link: Link, by: str
-) -> tuple[Sparse, Sparse, dict[str, int]]:
-    """The chosen entries of these tensors, all-reduced with the zeros between them.
-
-    By fill, how many each rank had of each tensor travels with them: pairs a gather would take.
-    """
+def _summed_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Sparse]:
+    """The chosen entries of these tensors, all-reduced with the zeros between them."""
     full = torch.zeros(mine.numel, dtype=mine.values.dtype, device=mine.values.device)
     full[mine.indices] = mine.values
     where = torch.cat([
         torch.arange(slot.offset, slot.offset + slot.numel, device=full.device) for slot in slots
     ])  # fmt: skip
-    own = [int(within(mine.indices, [slot]).sum()) for slot in slots] if by == "fill" else []
-    mean, share = link.all_reduce(torch.cat([full[where], full.new_tensor(own)]))
-    n, world = where.numel(), link.comm.size
-    total = Sparse(where, mean[:n] * world, mine.numel)
-    told = torch.nan_to_num(mean[n:] * world).tolist()
-    counted = {slot.name: round(pairs) for slot, pairs in zip(slots, told, strict=False)}
-    return _off_zero(total), _off_zero(Sparse(where, share[:n], mine.numel)), counted
+    mean, share = link.all_reduce(full[where])
+    total = Sparse(where, mean * link.comm.size, mine.numel)
+    return _off_zero(total), _off_zero(Sparse(where, share, mine.numel))
+
+
+def _counted(mine: Sparse, slots: list[Slot], link: Link) -> dict[str, int]:
+    """How many entries of each tensor all ranks had: pairs that a gather would take."""
+    own = [int(within(mine.indices, [slot]).sum()) for slot in slots]
+    link.phase("count")
+    told = link.comm.all_reduce(torch.tensor(own, device=mine.indices.device)).tolist()
+    return {slot.name: count for slot, count in zip(slots, told, strict=True)}
 
 
 def _off_zero(payload: Sparse) -> Sparse:

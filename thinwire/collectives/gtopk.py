@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import torch
 
-from thinwire.collectives.select import difference, given_up, largest
+from thinwire.collectives.select import difference, given_up, largest, share, surviving
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Sparse, added, only, together
+from thinwire.payload import Payload, Sparse, added, only, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -41,7 +41,7 @@ class GTopK:
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
-    ) -> tuple[Sparse, Sparse]:
+    ) -> tuple[Sparse, Payload]:
         mine = link.rounded(mine)
         if self.tree:
             return through_tree(mine, k, link)
@@ -52,6 +52,7 @@ class GTopK:
         if rank >= square:
             return self._as_guest(mine, rank - square, size, link)
         total, own, guest, theirs = mine, mine, None, None
+        owed = only(mine, mine.indices < 0)  # nothing yet
         if rank + square < world:
             guest = link.receive(rank + square, mine, size)
             total = merged(total, guest, k)
@@ -59,10 +60,10 @@ class GTopK:
         hop = 1
         while hop < square:
             if hop > 1 or world > square:  # a partial sum: round it as all of the group do
-                total, own = self._rounded(total, own, hop, rank, link)
+                total, owed = self._rounded(total, owed, hop, rank, link)
             link.phase(f"hop {hop}")
             total = merged(total, link.swap(total, rank ^ hop, size), k)
-            own = surviving(own, total)
+            own, owed = surviving(own, total), surviving(owed, total)
             if theirs is not None:
                 theirs = surviving(theirs, total)
             hop *= 2
@@ -71,7 +72,7 @@ class GTopK:
             alive = torch.isin(guest.indices, theirs.indices)
             Link(link.comm, Wire(indices=link.wire.indices)).send(total, rank + square, size)
             link.comm.exchange(alive.to(torch.uint8), rank + square, None, 0)
-        return total, own
+        return total, share([own], [owed], mine.numel)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """Of the busiest rank: one with a partner, where the world is not a power of two."""
@@ -91,7 +92,7 @@ class GTopK:
         return swaps + Traffic(rounds=3, bytes=back)
 
     @staticmethod
-    def _as_guest(mine: Sparse, host: int, size: int | None, link: Link) -> tuple[Sparse, Sparse]:
+    def _as_guest(mine: Sparse, host: int, size: int | None, link: Link) -> tuple[Sparse, Payload]:
         """My list to the host; the result, unrounded, and which of my entries are in it, back."""
         link.send(mine, host, size)
         plain = Link(link.comm, Wire(indices=link.wire.indices))
@@ -99,39 +100,37 @@ class GTopK:
         flags = torch.empty(0, dtype=torch.uint8, device=mine.values.device)
         alive = link.comm.exchange(flags, None, host, mine.entries)
         assert alive is not None
-        kept = alive > 0
-        return total, Sparse(mine.indices[kept], mine.values[kept], mine.numel)
+        return total, only(mine, alive > 0)
 
     @staticmethod
     def _rounded(
-        total: Sparse, own: Sparse, hop: int, rank: int, link: Link
+        total: Sparse, owed: Sparse, hop: int, rank: int, link: Link
     ) -> tuple[Sparse, Sparse]:
         """What the wire makes of the group's sum; each of its ranks answers for a part of that."""
         rounded = link.rounded(total, shared=f"hop {hop} of {rank // hop}")
         if rounded is total:
-            return total, own
-        error = rounded.values - total.values
-        mine = (total.indices % hop == rank % hop) & (error != 0)
-        return rounded, together(
-            [own, Sparse(total.indices[mine], error[mine], total.numel)], total.numel
-        )
+            return total, owed
+        error = difference(rounded, total)
+        mine = only(error, error.indices % hop == rank % hop)
+        return rounded, together([owed, mine], total.numel)
 
 
-def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Sparse]:
+def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Payload]:
     """Up to rank 0 and down again; lists go up rounded, for which their senders answer."""
     rank, world = link.comm.rank, link.comm.size
     plain = Link(link.comm, Wire(indices=link.wire.indices))
-    total, shares, hop = mine, [mine], 1
+    total, hop = mine, 1
+    owed: list[Sparse] = []
     link.phase("up")
     while hop < world and rank % (2 * hop) == 0:
         if rank + hop < world:
             both = added([total, link.receive(rank + hop, mine, None)])
             total = largest(both, k)
-            shares.append(given_up(both, total))
+            owed.append(given_up(both, total))
         hop *= 2
     if rank:
         rounded = link.rounded(total)
-        shares.append(difference(rounded, total))
+        owed.append(difference(rounded, total))
         link.send(rounded, rank - hop, None)
         link.phase("down")
         total = plain.receive(rank - hop, mine, None)
@@ -140,17 +139,12 @@ def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Sparse]:
         hop //= 2
         if rank + hop < world:
             plain.send(total, rank + hop, None)
-    return total, together(shares, mine.numel)
+    return total, share([mine], owed, mine.numel)
 
 
 def merged(a: Sparse, b: Sparse, k: int) -> Sparse:
     """The k largest of a + b, ascending by index; both sides of a swap get the same bits."""
     return largest(added([a, b]), k)
-
-
-def surviving(own: Sparse, total: Sparse) -> Sparse:
-    """Those of my entries that are still in the sum."""
-    return only(own, torch.isin(own.indices, total.indices))
 
 
 def largest_power(world: int) -> int:

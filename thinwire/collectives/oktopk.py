@@ -22,10 +22,16 @@ from typing import ClassVar
 import torch
 
 from thinwire.bucket import regions
-from thinwire.collectives.select import difference, largest
-from thinwire.collectives.split import all_counts, check_form, split_reduce
+from thinwire.collectives.select import difference, largest, share, surviving
+from thinwire.collectives.split import (
+    all_counts,
+    check_factors,
+    check_form,
+    check_steps,
+    split_reduce,
+)
 from thinwire.comm.metered import COUNT, all_reduced
-from thinwire.payload import Sparse, only, together
+from thinwire.payload import Payload, Sparse, only, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -47,19 +53,15 @@ class OkTopk:
 
     def __post_init__(self) -> None:
         check_form(self.form)
-        if min(self.balance_every, self.refresh) < 1 or not self.nudge >= 1:
-            raise ValueError(
-                "balance_every and refresh are numbers of steps, nudge a factor of at least 1.0, "
-                f"got {self.balance_every!r}, {self.refresh!r} and {self.nudge!r}"
-            )
+        check_steps(balance_every=self.balance_every, refresh=self.refresh)
+        check_factors(nudge=self.nudge, spread_above=self.spread_above)
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
-    ) -> tuple[Sparse, Sparse]:
-        age = int(state.get("age", 0))
-        spans = self._regions(mine, age, link, state)
+    ) -> tuple[Sparse, Payload]:
+        spans = self._regions(mine, step, link, state)
         parts, reduced = split_reduce(mine, spans, link, self.form)
-        exact = age % self.refresh == 0 or "threshold" not in state
+        exact = step % self.refresh == 0 or "threshold" not in state
         if not exact:
             reduced = only(reduced, ~(reduced.values.abs() < state["threshold"]))  # NaN stays
         counts = all_counts(reduced, link)
@@ -75,10 +77,8 @@ class OkTopk:
                 state["threshold"] = lowest
         elif not exact:
             state["threshold"] *= self._nudged(total.entries / k)
-        state["age"] = age + 1
-        error = difference(rounded, reduced)
-        share = together([*parts, error], mine.numel)
-        return total, only(share, torch.isin(share.indices, total.indices))
+        own, error = together(parts, mine.numel), difference(rounded, reduced)
+        return total, share([surviving(own, total)], [surviving(error, total)], mine.numel)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """Of an ordinary step; every `refresh` steps the sums of all go round instead of k."""
@@ -93,10 +93,10 @@ class OkTopk:
         usual = Traffic(rounds=turns + gathers, bytes=(world - 1) * (first + second))
         return cuts + usual if step % self.balance_every == 0 else usual
 
-    def _regions(self, mine: Sparse, age: int, link: Link, state: State) -> list[Span]:
+    def _regions(self, mine: Sparse, step: int, link: Link, state: State) -> list[Span]:
         world = link.comm.size
         cuts = state.get("cuts")
-        if cuts is None or len(cuts) != world - 1 or age % self.balance_every == 0:
+        if cuts is None or len(cuts) != world - 1 or step % self.balance_every == 0:
             link.phase("cut")
             summed = link.comm.all_reduce(proposal(mine, world))
             cuts = state["cuts"] = summed // world

@@ -5,18 +5,23 @@ from __future__ import annotations
 import torch
 
 from thinwire import kernels
-from thinwire.payload import Sparse, only
+from thinwire.payload import Owed, Parts, Payload, Sparse, only
 
 
 def largest(payload: Sparse, count: int) -> Sparse:
-    """The entries of largest magnitude; NaN counts as larger, and not even 0 entries hide it."""
+    """So many entries of largest magnitude; NaN and infinity come first, and are never hidden."""
     if payload.entries <= count:
         return payload
-    count = max(count, int(payload.values.isnan().sum()))
+    if count == 0:
+        return only(payload, ~payload.values.isfinite())
     kept = torch.zeros(payload.entries, dtype=torch.bool, device=payload.values.device)
-    if count:
-        kept[kernels.topk(payload.values[None], count)] = True
+    kept[kernels.topk(payload.values[None], count)] = True
     return only(payload, kept)
+
+
+def surviving(own: Sparse, total: Sparse) -> Sparse:
+    """Those of my entries that are still in the sum."""
+    return only(own, torch.isin(own.indices, total.indices))
 
 
 def given_up(before: Sparse, after: Sparse) -> Sparse:
@@ -29,3 +34,10 @@ def difference(a: Sparse, b: Sparse) -> Sparse:
     """a - b, of the same indices, where that is not zero."""
     error = Sparse(a.indices, a.values - b.values, a.numel)
     return only(error, error.values != 0)
+
+
+def share(mine: list[Sparse], owed: list[Sparse], numel: int) -> Parts:
+    """What I chose and sent, and what else I answer for."""
+    items: list[tuple[int, Payload]] = [(0, payload) for payload in mine]
+    items += [(0, Owed(payload)) for payload in owed if payload.entries]
+    return Parts(tuple(items), numel)

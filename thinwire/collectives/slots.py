@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -30,18 +30,21 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.collectives.select import difference, given_up
-from thinwire.collectives.split import check_form, split
+from thinwire.collectives.select import difference, given_up, share
+from thinwire.collectives.split import check_factors, check_form, check_steps, split
 from thinwire.comm.metered import all_reduced, gathered
-from thinwire.payload import Sparse, added, only, together
+from thinwire.payload import Payload, Sparse, added, only, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import HEADER, Wire
+from thinwire.wire.indices import Int32
 from thinwire.wire.link import Link
 from thinwire.wire.message import Span
+from thinwire.wire.rice import Rice, Smallest
 
 BINS = 32  # of the histogram of sums: an eighth of an octave each, two octaves up and down
 OCTAVE = 8
+LARGEST_INDEX = 16  # bytes that hold any one index, in any code
 AIM = 1.03  # times k: owners whose slot is full hold a few back
 PLACES = (64, 4096)  # of the histogram of positions: at least, at most
 WIDTH = 1024  # positions a place stands for, in between
@@ -60,15 +63,13 @@ class Slots:
 
     def __post_init__(self) -> None:
         check_form(self.form)
-        if self.every < 1 or not self.slack >= 1 or not self.reach >= 1:
-            raise ValueError(
-                "every is a number of steps, slack and reach are factors of at least 1.0, got "
-                f"{self.every!r}, {self.slack!r} and {self.reach!r}"
-            )
+        check_steps(every=self.every)
+        check_factors(slack=self.slack, reach=self.reach)
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
-    ) -> tuple[Sparse, Sparse]:
+    ) -> tuple[Sparse, Payload]:
+        link.wire = coded(link.wire)
         if self.form == "pairwise":
             link.pairwise()
         rank, world, n = link.comm.rank, link.comm.size, mine.numel
@@ -85,19 +86,25 @@ class Slots:
         large = only(reduced, ~(reduced.values.abs() < threshold))  # NaN is passed on
         passed = link.fitted(large, spans[rank], room)
         head = sketch(reduced.values, threshold)
+        if not kernels.finite(mine.values):  # said in so many words: no slot is too small for it
+            head[0] = float("nan")
         link.phase("gather")
         got, heads = link.gather_slots(passed, head, spans, room)
+        if not all(kernels.finite(head) for head in heads):
+            got.append(_nan(mine))
         learned = next_threshold(heads, round(AIM * k))
         if learned is not None:
             state["threshold"] = learned
+        elif "threshold" in state:
+            del state["threshold"]
         # passed on rounded, the rest not at all: both differences are the owner's
         kept = torch.isin(reduced.indices, passed.indices)
         error = difference(passed, only(reduced, kept))
-        return together(got, n), together([*sent, own, error, given_up(reduced, passed)], n)
+        return together(got, n), share([*sent, own], [error, given_up(reduced, passed)], n)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
-        room = self._room(k, n, world, wire, 4)
-        head = 4 * (1 + BINS)
+        room = self._room(k, n, world, coded(wire), 4)
+        head = 4 * (2 + BINS)
         turns = world - 1 if self.form == "pairwise" else 1
         usual = Traffic(rounds=2 * turns, bytes=(world - 1) * room + gathered(room + head, world))
         if step % self.every:
@@ -106,11 +113,15 @@ class Slots:
         return usual + Traffic(rounds=look, bytes=all_reduced(4 * places(n), world))
 
     def _room(self, k: int, n: int, world: int, wire: Wire, itemsize: int) -> int:
-        """Bytes of a slot: a tenth more than k/P entries take, and room for chance if few."""
+        """Bytes of a slot: a tenth more than k/P entries take, and room for chance if few.
+
+        Regions are of equal load, not length: at least one entry fits, wherever it lies.
+        """
         mean = k / world
         entries = math.ceil(self.slack * mean + 2 * math.sqrt(mean))
         length = -(-n // world)
-        return HEADER + wire.nbytes(min(entries, length), length, itemsize)
+        one = HEADER + wire.values.nbytes(1, itemsize) + LARGEST_INDEX
+        return HEADER + max(one, wire.nbytes(min(entries, length), length, itemsize))
 
     def _regions(self, mine: Sparse, step: int, link: Link, state: State) -> list[Span]:
         world = link.comm.size
@@ -125,6 +136,17 @@ class Slots:
         return list(itertools.pairwise(edges))
 
 
+def coded(wire: Wire) -> Wire:
+    """Slots want codes that cost nothing for positions without an entry: others are replaced."""
+    good = isinstance(wire.indices, Int32 | Rice | Smallest)
+    return wire if good else replace(wire, indices=Smallest())
+
+
+def _nan(like: Sparse) -> Sparse:
+    """What tells everybody that this step counts for nothing."""
+    return Sparse(like.indices.new_zeros(1), like.values.new_full((1,), math.nan), like.numel)
+
+
 def places(n: int) -> int:
     """How many bins the histogram of positions has."""
     return max(1, min(n, PLACES[1], max(PLACES[0], n // WIDTH)))
@@ -132,12 +154,13 @@ def places(n: int) -> int:
 
 def balanced(counts: Tensor, width: int, n: int, world: int) -> list[int]:
     """Cuts between which equally many entries lie; inside a place they are taken as even."""
-    # one more everywhere in all, so that empty stretches are shared out too
-    load = counts.to(torch.float64).cpu() + 1.0 / max(1, counts.numel())
-    reached = np.concatenate([[0.0], np.cumsum(load.numpy())])
-    edges = np.minimum(np.arange(len(reached)) * width, n)
-    wanted = reached[-1] * np.arange(1, world) / world
-    return [0, *(round(float(cut)) for cut in np.interp(wanted, reached, edges)), n]
+    # whole numbers, so that every machine cuts alike; 1 each, so that empty stretches count a bit
+    load = (counts.to(torch.int64).cpu() * max(1, counts.numel()) + 1) * world
+    reached = torch.cat([load.new_zeros(1), load.cumsum(0)])
+    wanted = int(reached[-1]) * torch.arange(1, world) // world
+    place = torch.searchsorted(reached, wanted, right=True).clamp(max=counts.numel()) - 1
+    inside = (wanted - reached[place]) * width // load[place]
+    return [0, *(place * width + inside).clamp(max=n).tolist(), n]
 
 
 def quota(size: Tensor, count: int) -> Tensor:
@@ -147,19 +170,22 @@ def quota(size: Tensor, count: int) -> Tensor:
     return size[kernels.topk(size[None], count)].min()
 
 
-def sketch(sums: Tensor, reference: float) -> Tensor:  # (m,) -> (1 + BINS,) float32
-    """How many sums reach the reference times 2^(-2), 2^(-2 + 1/8), ... 2^(2 - 1/8)."""
+def sketch(sums: Tensor, reference: float) -> Tensor:  # (m,) -> (2 + BINS,) float32
+    """How many sums there are, and how many reach the reference times 2^-2, ... 2^(2 - 1/8)."""
     size = sums.abs().to(torch.float32)
     if not 0 < reference < math.inf:
         reference = float(size.max()) / 4 if size.numel() else 0.0
     edges = torch.arange(BINS, device=size.device) / OCTAVE - BINS / OCTAVE / 2
     reached = torch.searchsorted(size.sort().values, reference * 2.0**edges)
     counts = (size.numel() - reached).to(torch.float32)
-    return torch.cat([counts.new_tensor([reference]), counts])
+    return torch.cat([counts.new_tensor([reference, size.numel()]), counts])
 
 
 def next_threshold(heads: list[Tensor], k: int) -> float | None:
-    """Where the sums of all owners together would have been k; None if that cannot be told."""
+    """Where the sums of all owners together would have been k; None if the sketches do not reach.
+
+    Then the next step does without, as the first: each owner passes on its part of k.
+    """
     tables = [head.double().cpu().numpy() for head in heads]
     usable = [table for table in tables if table[0] > 0]  # others own nothing but zeros
     if not usable or not all(np.isfinite(table).all() for table in tables):
@@ -168,7 +194,9 @@ def next_threshold(heads: list[Tensor], k: int) -> float | None:
     edges = [np.log2(t[0]) + steps for t in usable]
     points = np.unique(np.concatenate(edges))
     total = sum(
-        np.interp(points, edge, t[1:], right=0.0) for edge, t in zip(edges, usable, strict=True)
+        np.interp(points, edge, t[2:], right=0.0) for edge, t in zip(edges, usable, strict=True)
     )
+    if total[0] < min(k, 0.9 * sum(table[1] for table in usable)):  # most lie below all edges
+        return None
     # counts fall as thresholds rise; np.interp wants its abscissa to rise
     return float(2.0 ** np.interp(k, total[::-1], points[::-1]))

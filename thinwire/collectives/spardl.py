@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from thinwire.bucket import regions, share_of
-from thinwire.collectives.select import difference, given_up, largest
+from thinwire.collectives.select import difference, given_up, largest, share
 from thinwire.collectives.split import split
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Sparse, added, ascending, together
+from thinwire.payload import Payload, Sparse, added, ascending, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -36,27 +36,27 @@ class BlockQuota:
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
-    ) -> tuple[Sparse, Sparse]:
+    ) -> tuple[Sparse, Payload]:
         rank, world, n = link.comm.rank, link.comm.size, mine.numel
         spans = regions(n, world)
         quotas = [share_of(k, block + step, world) for block in range(world)]
         blocks = [largest(*one) for one in zip(split(mine, spans), quotas, strict=True)]
-        shares = list(blocks)
+        kept, owed = list(blocks), list[Sparse]()
         for hop, far in hops(world):
             leaving = [(rank + d) % world for d in range(hop, far)]
             exact = ascending(together([blocks[block] for block in leaving], n))
             sent = link.rounded(exact)
             link.phase(f"hop {hop}")
-            shares.append(difference(sent, exact))
+            owed.append(difference(sent, exact))
             got = split(link.pass_on(sent, (rank + hop) % world, (rank - hop) % world), spans)
             for block in ((rank + d) % world for d in range(far - hop)):
                 both = added([blocks[block], got[block]])
                 blocks[block] = largest(both, quotas[block])
-                shares.append(given_up(both, blocks[block]))
+                owed.append(given_up(both, blocks[block]))
         own = link.rounded(blocks[rank])
         link.phase("gather")
-        shares.append(difference(own, blocks[rank]))
-        return together(link.gather_spans(own, spans), n), together(shares, n)
+        owed.append(difference(own, blocks[rank]))
+        return together(link.gather_spans(own, spans), n), share(kept, owed, n)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """If every block is filled to its quota."""

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from thinwire.bucket import regions
-from thinwire.collectives.select import difference
+from thinwire.collectives.select import difference, share
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Dense, Sparse, added, together
+from thinwire.payload import Dense, Payload, Sparse, added, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -47,17 +47,17 @@ class SplitReduce:
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
-    ) -> tuple[Sparse | Dense, Sparse]:
+    ) -> tuple[Sparse | Dense, Payload]:
         spans = regions(mine.numel, link.comm.size)
         parts, reduced = split_reduce(mine, spans, link, self.form)
         counts = all_counts(reduced, link)
-        share = together(parts, mine.numel)
         if dense_is_cheaper(counts, spans, link.wire, mine.values.element_size()):
-            return _gathered_dense(reduced, share, spans, link)
+            total, error = _gathered_dense(reduced, spans, link)
+            return total, share(parts, [error], mine.numel)
         rounded = link.rounded(reduced)
         link.phase("gather")
-        total = together(link.gather_spans(rounded, spans, counts), mine.numel)
-        return total, together([share, difference(rounded, reduced)], mine.numel)
+        both = together(link.gather_spans(rounded, spans, counts), mine.numel)
+        return both, share(parts, [difference(rounded, reduced)], mine.numel)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """If every rank chose at random: owners then hold (1 - (1 - k/n)^P) of their region."""
@@ -66,7 +66,8 @@ class SplitReduce:
         owned = round(n / world * (1 - (1 - k / n) ** world)) if n else 0
         sizes = 0 if wire.fixed else COUNT
         second = min(wire.nbytes(owned, length) + sizes, wire.values.nbytes(length))
-        return Traffic(rounds=3, bytes=(world - 1) * (part + second + 2 * COUNT))
+        turns = world - 1 if self.form == "pairwise" else 1
+        return Traffic(rounds=3 * turns, bytes=(world - 1) * (part + second + 2 * COUNT))
 
 
 def split_reduce(
@@ -99,9 +100,23 @@ def all_counts(mine: Sparse, link: Link) -> list[int]:
 
 def dense_is_cheaper(counts: list[int], spans: list[Span], wire: Wire, itemsize: int) -> bool:
     """Whether the sums take fewer bytes without indices, zeros and all."""
+    if not wire.values.keeps_zero:  # what nobody sent would come out as something
+        return False
     lengths = [stop - start for start, stop in spans]
     pairs = sum(wire.nbytes(*one, itemsize) for one in zip(counts, lengths, strict=True))
     return sum(wire.values.nbytes(n, itemsize) for n in lengths) < pairs
+
+
+def check_steps(**options: int) -> None:
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a number of steps, 1 or more, got {value!r}")
+
+
+def check_factors(**options: float) -> None:
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+            raise ValueError(f"{name} must be a factor of at least 1.0, got {value!r}")
 
 
 def check_form(form: str) -> None:
@@ -109,9 +124,8 @@ def check_form(form: str) -> None:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
 
 
-def _gathered_dense(
-    reduced: Sparse, share: Sparse, spans: list[Span], link: Link
-) -> tuple[Dense, Sparse]:
+def _gathered_dense(reduced: Sparse, spans: list[Span], link: Link) -> tuple[Dense, Sparse]:
+    """All sums with the zeros between them, and what the wire made of mine."""
     start, stop = spans[link.comm.rank]
     mine = torch.zeros(stop - start, dtype=reduced.values.dtype, device=reduced.values.device)
     mine[reduced.indices - start] = reduced.values
@@ -119,5 +133,4 @@ def _gathered_dense(
     parts = link.gather_dense(mine, [b - a for a, b in spans])
     error: Tensor = parts[link.comm.rank] - mine
     where = error.nonzero().reshape(-1)
-    off = Sparse(where + start, error[where], reduced.numel)
-    return Dense(torch.cat(parts)), together([share, off], reduced.numel)
+    return Dense(torch.cat(parts)), Sparse(where + start, error[where], reduced.numel)

@@ -22,6 +22,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.collectives.gather import AllGather
+from thinwire.combinators import memories
 from thinwire.comm.metered import gathered, mark
 from thinwire.comm.pairwise import Pairwise
 from thinwire.layout import Layout, Slot
@@ -42,7 +43,7 @@ class TwoLevel:
 
     `nodes` lists the ranks of each, or says how many each has; None asks the launcher, whose ranks
     are numbered node by node. A selector must see the node's sum, so this is not a collective
-    itself: the recipe is put inside a `ByNode`.
+    itself: the recipe is put inside a `ByNode`, and `between` is the recipe's own if none is given.
     """
 
     nodes: Nodes = None
@@ -50,10 +51,12 @@ class TwoLevel:
 
     def __post_init__(self) -> None:
         check_nodes(self.nodes)
+        if isinstance(self.between, TwoLevel):
+            raise ValueError(f"there are two levels, got a third in {self.between!r}; give one")
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """If the node's ranks have equal shares."""
-        size = len(grouped(self.nodes, world)[0])
+        size = len(grouped(told(self.nodes), world)[0])
         share = 4 * (n // size)
         inside = Traffic(rounds=2 * (size - 1), bytes=2 * gathered(share, size))
         merge = self.between or AllGather()
@@ -65,68 +68,76 @@ class ByNode:
     """`inner` between nodes, on the sums of each."""
 
     inner: Reducer
-    nodes: Nodes = None
+    nodes: int | tuple[tuple[int, ...], ...]
     keeps: ClassVar[str] = "owner"
 
     def __post_init__(self) -> None:
         check_nodes(self.nodes)
+        if memories(self.inner):
+            raise ValueError(
+                "a memory inside a node would keep what another rank has handed over; put Remember "
+                f"outside: Remember(ByNode(...)), got {self.inner}"
+            )
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         groups = grouped(self.nodes, comm.size)
         here = next(group for group in groups if comm.rank in group)
         place = here.index(comm.rank)
-        node = Pairwise(comm, here)
-        across = Pairwise(comm, [group[place] for group in groups])
-        shares = dealt(bucket.layout, len(here))
-        x = bucket.take()
-        x = x.to(working_dtype(x.dtype), copy=True)
-        if not bucket.finite:  # poison, so that every rank learns of it
-            x.fill_(float("nan"))
-        own = _run(shares[place])
+        node, across = Pairwise(comm, here), Pairwise(comm, [group[place] for group in groups])
+        packed, x = _packed(bucket)
+        shares = dealt(packed, len(here))
+        own = slice(*_run(shares[place]))
         mark(comm, "sum in node")
         summed = _summed(x, shares, place, node)
         unused = bucket.unused
         if unused is not None:  # by everybody on this node
-            unused = frozenset(_voted(_votes(unused, bucket, node, x).amin(dim=0), bucket))
-        inside = replace(bucket.only(shares[place]), flat=summed, unused=unused).at("between")
-        # the inner recipe may write over what it reduces
-        before = summed[slice(*own)].clone()
+            unused = frozenset(_voted(_votes(unused, packed, node, x).amin(dim=0), packed))
+        inside = replace(
+            bucket.at("between"), flat=summed, layout=Layout(shares[place], packed.numel),
+            unused=unused, poisoned=not kernels.finite(summed[own]),
+        )  # fmt: skip
+        before = summed[own].clone()  # the inner recipe may write over what it reduces
         reduced = self.inner.reduce(inside, across)
         mark(comm, "share in node")
         mean = _gathered(reduced.mean, shares, place, node).div_(len(here))
         names: tuple[str, ...] = ()
         if unused is not None:  # each rank has learned it of its own share
-            names = _voted(_votes(reduced.unused, bucket, node, x).amax(dim=0), bucket)
+            names = _voted(_votes(reduced.unused, packed, node, x).amax(dim=0), packed)
         if not kernels.finite(mean):
-            return Reduced(mean=mean, sent=nothing(mean.numel()), finite=False, unused=names)
+            whole = _unpacked(mean, bucket.layout)
+            nil = nothing(bucket.layout.numel)
+            return Reduced(mean=whole, sent=nil, finite=False, unused=names)
         # theirs is handed over; of my own share, what the node has not sent stays with me
-        left = [(0, Dense(x[: own[0]])), (own[1], Dense(x[own[1] :]))]
-        kept = (own[0], Dense(x[slice(*own)] - before))
-        sent = Parts(((0, reduced.sent), kept, *left), mean.numel())
+        x[own] -= before
+        sent = _parts(reduced.sent.add_into(x), bucket.layout)
         entries = reduced.entries * len(here)  # others of the node have as much of their shares
-        return Reduced(mean=mean, sent=sent, unused=names, kept=entries)
+        whole = _unpacked(mean, bucket.layout)
+        return Reduced(mean=whole, sent=sent, unused=names, kept=entries)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        """Of the rank with the largest share."""
+        """Of the rank with the largest share; at most so many rounds, as all are between pairs."""
         groups = grouped(self.nodes, world)
         size = len(groups[0])
-        shares = dealt(layout, size)
+        packed = contiguous(layout)
+        shares = dealt(packed, size)
         largest = max(shares, key=lambda slots: sum(slot.numel for slot in slots))
         mine = 4 * sum(slot.numel for slot in largest)
-        rest = 4 * layout.size - mine
-        inside = Traffic(rounds=2 * (size - 1), bytes=rest + gathered(mine, size))
-        return inside + self.inner.traffic(Layout(largest, layout.numel), len(groups), step)
+        inside = Traffic(rounds=2 * (size - 1), bytes=4 * packed.size - mine + gathered(mine, size))
+        between = self.inner.traffic(Layout(largest, packed.numel), len(groups), step)
+        turns = max(1, len(groups) - 1)
+        return inside + Traffic(rounds=between.rounds * turns, bytes=between.bytes)
 
 
 def check_nodes(nodes: Nodes) -> None:
+    if nodes is None:
+        return
     if isinstance(nodes, int):
         good = not isinstance(nodes, bool) and nodes >= 1
-    elif nodes is not None:
-        flat = [rank for group in nodes for rank in group]
-        even = len({len(group) for group in nodes}) == 1
-        good = even and sorted(flat) == list(range(len(flat)))
     else:
-        good = True
+        listed = isinstance(nodes, tuple | list) and all(isinstance(g, tuple | list) for g in nodes)
+        flat = [rank for group in nodes for rank in group] if listed else []
+        even = listed and len({len(group) for group in nodes}) == 1
+        good = even and sorted(flat) == list(range(len(flat)))
     if not good:
         raise ValueError(
             "nodes must be the number of ranks on each, or a list of all ranks of each, equally "
@@ -134,16 +145,25 @@ def check_nodes(nodes: Nodes) -> None:
         )
 
 
-def grouped(nodes: Nodes, world: int) -> list[list[int]]:
+def told(nodes: Nodes) -> int | tuple[tuple[int, ...], ...]:
+    """The nodes as given, or as the launcher says.
+
+    Asked when a recipe is built: ranks that were told different numbers then find out when they
+    compare recipes.
+    """
+    if nodes is not None:
+        return nodes
+    said = next((os.environ[name] for name in _LAUNCHERS if name in os.environ), None)
+    if said is None or not said.isdigit() or int(said) < 1:
+        raise ValueError(
+            f"the launcher does not say how many ranks a node has ({', '.join(_LAUNCHERS)}), got "
+            f"{said!r}; say it: TwoLevel(nodes=8), or collective='two_level(8)'"
+        )
+    return int(said)
+
+
+def grouped(nodes: int | tuple[tuple[int, ...], ...], world: int) -> list[list[int]]:
     """The ranks of every node."""
-    if nodes is None:
-        told = next((os.environ[name] for name in _LAUNCHERS if name in os.environ), None)
-        if told is None or not told.isdigit() or int(told) < 1:
-            raise ValueError(
-                f"the launcher does not say how many ranks a node has (one of {_LAUNCHERS}), got "
-                f"{told!r}; give nodes="
-            )
-        nodes = int(told)
     if isinstance(nodes, int):
         if world % nodes:
             raise ValueError(f"{world} ranks do not make nodes of {nodes}; give nodes= that fit")
@@ -151,6 +171,15 @@ def grouped(nodes: Nodes, world: int) -> list[list[int]]:
     if sum(len(group) for group in nodes) != world:
         raise ValueError(f"nodes={nodes} names other ranks than the {world} there are")
     return [list(group) for group in nodes]
+
+
+def contiguous(layout: Layout) -> Layout:
+    """The same slots without gaps between them."""
+    slots, offset = [], 0
+    for slot in layout.slots:
+        slots.append(replace(slot, offset=offset))
+        offset += slot.numel
+    return Layout(tuple(slots), offset)
 
 
 def dealt(layout: Layout, size: int) -> list[tuple[Slot, ...]]:
@@ -190,13 +219,40 @@ def _gathered(mean: Tensor, shares: list[tuple[Slot, ...]], place: int, node: Pa
     return out
 
 
-def _votes(names: Collection[str], bucket: Bucket, node: Pairwise, x: Tensor) -> Tensor:
+def _packed(bucket: Bucket) -> tuple[Layout, Tensor]:
+    """Our slots of the bucket side by side, copied; poisoned if a gradient was not finite."""
+    x = bucket.take()
+    wide = working_dtype(x.dtype)
+    runs = [x[start:stop].to(wide) for start, stop in bucket.layout.runs]
+    packed = torch.cat(runs) if runs else x[:0].to(wide)
+    if not bucket.finite:  # so that every rank learns of it
+        packed = torch.full_like(packed, float("nan"))
+    return contiguous(bucket.layout), packed
+
+
+def _unpacked(flat: Tensor, layout: Layout) -> Tensor:
+    out = torch.zeros(layout.numel, dtype=flat.dtype, device=flat.device)
+    for (start, stop), part in zip(layout.runs, _by_run(flat, layout), strict=True):
+        out[start:stop] = part
+    return out
+
+
+def _parts(flat: Tensor, layout: Layout) -> Parts:
+    pieces = zip(layout.runs, _by_run(flat, layout), strict=True)
+    return Parts(tuple((start, Dense(part)) for (start, _), part in pieces), layout.numel)
+
+
+def _by_run(flat: Tensor, layout: Layout) -> list[Tensor]:
+    return list(flat.split([stop - start for start, stop in layout.runs])) if layout.runs else []
+
+
+def _votes(names: Collection[str], layout: Layout, node: Pairwise, x: Tensor) -> Tensor:
     """Which parameters each rank of the node names: (ranks, parameters)."""
-    named = [slot.name in names for slot in bucket.layout.slots]
+    named = [slot.name in names for slot in layout.slots]
     flags = torch.tensor(named, dtype=torch.uint8, device=x.device)
     return torch.stack(node.all_gather(flags, [len(named)] * node.size))
 
 
-def _voted(votes: Tensor, bucket: Bucket) -> tuple[str, ...]:
-    slots = zip(bucket.layout.slots, votes.tolist(), strict=True)
+def _voted(votes: Tensor, layout: Layout) -> tuple[str, ...]:
+    slots = zip(layout.slots, votes.tolist(), strict=True)
     return tuple(slot.name for slot, vote in slots if vote)

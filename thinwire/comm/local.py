@@ -2,7 +2,8 @@
 
     results = local.run(4, lambda comm: recipe.reduce(bucket_of(comm.rank), comm))
 
-Sums are taken in rank order on every rank, so all ranks round alike.
+Sums are taken in rank order on every rank, so all ranks round alike. Sizes that ranks do not agree
+on are an error here, where a real network hangs or dies.
 """
 
 from __future__ import annotations
@@ -87,22 +88,31 @@ class LocalComm:
         return x
 
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
-        return [part.clone() for part in self._everyone(x.clone())]
+        got = [part.clone() for part in self._everyone(x.clone())]
+        return self._as_told(got, sizes)
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         sent = self._everyone([x.clone() for x in xs])
-        return [row[self.rank] for row in sent]
+        return self._as_told([row[self.rank] for row in sent], sizes)
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None
     ) -> Tensor | None:
         if to is not None:
-            self._board.post(self.rank, to, x.clone())
+            self._board.post(self.rank, to, (x.clone(), size is None))
         if source is None:
             return None
-        data = self._board.fetch(source, self.rank)
-        assert isinstance(data, Tensor)
-        return data
+        data, announced = self._board.fetch(source, self.rank)
+        if announced != (size is None):
+            raise RuntimeError(f"rank {source} and rank {self.rank}: one announces a size, one not")
+        return self._as_told([data], None if size is None else [size])[0]
+
+    def _as_told(self, got: list[Tensor], sizes: Sequence[int] | None) -> list[Tensor]:
+        """What was received, if it has the sizes this rank was sure of: networks trust those."""
+        found = [part.numel() for part in got]
+        if sizes is not None and found != list(sizes):
+            raise RuntimeError(f"rank {self.rank} expected {list(sizes)} entries, got {found}")
+        return got
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         return x.copy_(self._everyone(x.clone())[root])

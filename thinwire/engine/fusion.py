@@ -17,10 +17,14 @@ from thinwire.protocols import Reducer
 MB = 2**20
 
 
-def plan(parameters: Mapping[str, Tensor], recipe: Reducer, bucket_mb: float) -> list[Layout]:
+def plan(
+    parameters: Mapping[str, Tensor], recipe: Reducer, bucket_mb: float, world: int = 2
+) -> list[Layout]:
     """The buckets, in the order in which they are sent."""
     names = list(parameters)[::-1]
-    costs = {name: _wire_bytes(recipe, Layout.of({name: parameters[name]})) for name in names}
+    costs = {
+        name: _wire_bytes(recipe, Layout.of({name: parameters[name]}), world) for name in names
+    }
     held = sum(p.numel() * p.element_size() for p in parameters.values())
     cap = bucket_mb * MB * sum(costs.values()) / max(1, held)
     groups: dict[object, list[list[str]]] = {}
@@ -37,8 +41,8 @@ def plan(parameters: Mapping[str, Tensor], recipe: Reducer, bucket_mb: float) ->
     return [Layout.of({name: parameters[name] for name in bucket}) for bucket in buckets]
 
 
-def _wire_bytes(recipe: Reducer, layout: Layout) -> float:
-    """Bytes a parameter sends, between two ranks, averaged over an odd and an even step."""
+def _wire_bytes(recipe: Reducer, layout: Layout, world: int) -> float:
+    """Bytes a parameter sends, averaged over an odd and an even step, neither of them the first."""
     if not hasattr(recipe, "traffic"):  # a reducer of the user's need not know its price
         return 4 * layout.numel
-    return sum(recipe.traffic(layout, world=2, step=step).bytes for step in (0, 1)) / 2
+    return sum(recipe.traffic(layout, world, step).bytes for step in (1, 2)) / 2

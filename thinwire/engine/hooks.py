@@ -200,7 +200,8 @@ class Hooks:
         for name in self._sparse:
             log.warning("%s: sparse gradient, passed through uncompressed", name)
         rest = {name: p for name, p in self._parameters.items() if name not in self._sparse}
-        layouts = fusion.plan(rest, self._sync.recipe, self._bucket_mb)
+        world = self._peers.comm.size
+        layouts = fusion.plan(rest, self._sync.recipe, self._bucket_mb, max(2, world))
         self._plan = [self._packed(layout) for layout in layouts]
         self._home = {s.name: packed for packed in self._plan for s in packed.layout.slots}
 

@@ -54,7 +54,7 @@ def shaped(world: int, rate: str) -> Iterator[list[str]]:
 
 
 def enter(name: str) -> None:
-    """Move this process into a namespace; its sockets from here on live there."""
+    """Move this thread, and those it starts, into a namespace: their sockets live there."""
     with open(f"/run/netns/{name}") as handle:
         if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), _NEW_NET) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")

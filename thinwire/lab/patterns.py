@@ -43,7 +43,7 @@ def matrix(trace: Trace) -> list[list[float]]:
 def sizes(trace: Trace) -> list[tuple[int, int]]:
     """How many messages have up to 2^i bytes and more than half of that."""
     found = Counter(
-        max(0, (size - 1).bit_length())
+        (max(1, size) - 1).bit_length()
         for events in trace.events
         for event in events
         for _, size in event.sent

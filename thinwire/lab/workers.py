@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from thinwire.lab import netns
@@ -43,9 +43,12 @@ def run(
         raise ValueError(f"at least one worker is needed, got {world}")
     context = multiprocessing.get_context("spawn")
     messages: multiprocessing.Queue[Any] = context.Queue()
-    before = _sigterm_as_exit()
     shape = netns.shaped(world, net) if net != "none" else nullcontext([None] * world)
-    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder, shape as spaces:
+    with (
+        _sigterm_as_exit(),
+        tempfile.TemporaryDirectory(prefix="thinwire-") as folder,
+        shape as spaces,
+    ):
         store = os.path.join(folder, "store")
         workers = [
             context.Process(
@@ -61,7 +64,6 @@ def run(
             return _collect(workers, messages, on_report)
         finally:
             _end(workers)
-            _restore(before)
 
 
 def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]) -> list[Any]:
@@ -144,17 +146,18 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _sigterm_as_exit() -> Any:
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
     """SIGTERM runs the same clean-up as an error does (only the main thread may ask for that)."""
     if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, lambda number, frame: _leave(number))
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: _leave(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _leave(number: int) -> None:
     raise SystemExit(128 + number)
-
-
-def _restore(before: Any) -> None:
-    if before is not None:
-        signal.signal(signal.SIGTERM, before)

@@ -40,11 +40,11 @@ def catalogue(params: int, world: int, density: float, rank: int) -> list[Entry]
         given = {"density": density, "rank": rank}
         reducer = recipe(**{key: value for key, value in given.items() if key in known})
         summary, source = documented(recipe)
-        # two steps, because some recipes alternate
+        # two steps, because some recipes alternate; not the first, which may look around
         sent = sum(
             count * reducer.traffic(layout, world, step).bytes / 2
             for count, layout in shapes
-            for step in (0, 1)
+            for step in (1, 2)
         )
         entries.append(
             Entry(

@@ -33,7 +33,7 @@ def gtopk(
     Source: Shi et al., ICDCS 2019, arXiv 1901.04359.
     """
     return sparse(
-        _topk, whole, density=density, collective=collective or GTopK(tree=tree), memory=memory,
+        _topk, whole, density=density, collective=collective, own=GTopK(tree=tree), memory=memory,
         wire=wire, warmup=warmup, ragged=False,
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ def topkdsa(
     Source: SparCML, Renggli et al., SC 2019, arXiv 1802.08021; named in Ok-Topk, arXiv 2201.07598.
     """
     return sparse(
-        _topk, whole, density=density, collective=collective or SplitReduce(), memory=memory,
+        _topk, whole, density=density, collective=collective, own=SplitReduce(), memory=memory,
         wire=wire, warmup=warmup, ragged=False,
     )  # fmt: skip
 
@@ -77,9 +77,10 @@ def oktopk(
         pick = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
     else:
         pick = Threshold(estimate=histogram, correct=(0.9, 1.1), capacity=1.1)
+    coded = as_wire(wire, "int32" if faithful else "auto")
     return sparse(
-        pick, whole, density=density, collective=collective or (OkTopk() if faithful else Slots()),
-        memory=memory, wire=as_wire(wire, "int32" if faithful else "auto"), warmup=warmup,
+        pick, whole, density=density, collective=collective,
+        own=OkTopk() if faithful else Slots(), memory=memory, wire=coded, warmup=warmup,
     )  # fmt: skip
 
 
@@ -97,6 +98,6 @@ def spardl(
     Source: Zhao et al. 2023, arXiv 2304.00737.
     """
     return sparse(
-        _topk, by_region, density=density, collective=collective or BlockQuota(), memory=memory,
+        _topk, by_region, density=density, collective=collective, own=BlockQuota(), memory=memory,
         wire=wire, warmup=warmup,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from thinwire.collectives.oktopk import OkTopk
 from thinwire.collectives.slots import Slots
 from thinwire.collectives.spardl import BlockQuota
 from thinwire.collectives.split import SplitReduce
-from thinwire.collectives.two_level import ByNode, TwoLevel
+from thinwire.collectives.two_level import ByNode, TwoLevel, told
 from thinwire.combinators import Remember, Rule, Scheduled, Warmup
 from thinwire.layout import Layout, Slot
 from thinwire.memory import MomentumCorrected, Residual
@@ -30,7 +30,7 @@ from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
 Merge = str | Collective | TwoLevel | None
-COLLECTIVES: dict[str, Callable[[bool], Merge]] = {  # by whether counts vary
+COLLECTIVES: dict[str, Callable[[bool], Collective | TwoLevel]] = {  # by whether counts vary
     "gather": lambda ragged: AllGather(ragged=ragged),
     "gtopk": lambda ragged: GTopK(ragged=ragged),
     "tree": lambda ragged: GTopK(ragged=ragged, tree=True),
@@ -113,30 +113,35 @@ def densities(density: Densities) -> Density:
     return ByName.of(density) if isinstance(density, Mapping) else density
 
 
-def merge(collective: Merge, *, ragged: bool) -> Collective:
-    """The caller's collective, or an all-gather that takes the counts this recipe has."""
-    if isinstance(collective, TwoLevel):
-        return merge(collective.between, ragged=ragged)
-    if isinstance(collective, str):
-        if collective not in COLLECTIVES:
-            raise ValueError(
-                f"collective must be one of {', '.join(COLLECTIVES)}, got {collective!r}"
-            )
-        return merge(COLLECTIVES[collective](ragged), ragged=ragged)
+def merge(collective: Merge, *, ragged: bool, own: Collective | None = None) -> Collective:
+    """The caller's collective, or the recipe's own: an all-gather that takes the counts it has."""
+    given = _named(collective, ragged) if isinstance(collective, str) else collective
+    collective = given.between if isinstance(given, TwoLevel) else given
     if collective is not None and not callable(getattr(collective, "sum", None)):
         raise ValueError(f"collective must have sum(...), e.g. AllGather(), got {collective!r}")
     if ragged and not getattr(collective, "ragged", True):
         raise ValueError(
             f"this recipe's counts vary, got collective={collective!r}; use AllGather(ragged=True)"
         )
-    return collective or AllGather(ragged=ragged)
+    return collective or own or AllGather(ragged=ragged)
 
 
 def by_node(collective: Merge, inner: Reducer) -> Reducer:
     """Around what selects, if the caller wants two levels."""
-    if collective == "two_level":
-        return ByNode(inner)
-    return ByNode(inner, collective.nodes) if isinstance(collective, TwoLevel) else inner
+    given = _named(collective, ragged=True) if isinstance(collective, str) else collective
+    return ByNode(inner, told(given.nodes)) if isinstance(given, TwoLevel) else inner
+
+
+def _named(name: str, ragged: bool) -> Collective | TwoLevel:
+    size = re.fullmatch(r"two_level\((\d+)\)", name)
+    if size:
+        return TwoLevel(nodes=int(size[1]))
+    if name not in COLLECTIVES:
+        raise ValueError(
+            f"collective must be one of {', '.join(COLLECTIVES)} (two_level(8) for nodes of 8), "
+            f"got {name!r}"
+        )
+    return COLLECTIVES[name](ragged)
 
 
 def sparse(
@@ -149,13 +154,14 @@ def sparse(
     wire: str | Wire,
     warmup: int,
     ragged: bool = True,
+    own: Collective | None = None,
 ) -> Reducer:
     """The frame of every sparse recipe: one Select, with a memory around it."""
     select = Select(
         pick=pick,
         over=over,
         density=densities(density),
-        collective=merge(collective, ragged=ragged),
+        collective=merge(collective, ragged=ragged, own=own),
         wire=as_wire(wire),
     )
     return remembered(memory, warmup, by_node(collective, select))

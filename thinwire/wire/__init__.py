@@ -7,6 +7,8 @@ A wire is named by its value code, and its index code after a plus: "bf16", "fp3
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 
 from thinwire.layout import Layout
 from thinwire.wire.blocks import Fp8, Int8, Natural, Signs
@@ -24,10 +26,14 @@ class Wire:
     values: ValueCodec = field(default_factory=Exact)
     indices: IndexCodec = field(default_factory=Int32)
 
-    @property
+    @cached_property
     def fixed(self) -> bool:
-        """Whether the number of pairs and the length of the bucket say how many bytes."""
-        return self.indices.fixed
+        """Whether bytes follow from pairs and the length of the bucket, and pairs from bytes.
+
+        A bitmap costs the same for any number of pairs: values of less than a byte do not tell.
+        """
+        sizes = [self.values.nbytes(k) + self.indices.nbytes(k, 1000) for k in range(1, 18)]
+        return self.indices.fixed and all(a < b for a, b in pairwise(sizes))
 
     def nbytes(self, k: int, numel: int, itemsize: int = 4) -> int:
         """Bytes of k (index, value) pairs; if not `fixed`, of k at random places."""

@@ -36,6 +36,7 @@ class Int8:
 
     block: int = 256
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _checked_block(self.block)
@@ -60,6 +61,7 @@ class Fp8:
 
     block: int = 256
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = True
     _TOP: ClassVar[float] = 448.0
 
     def __post_init__(self) -> None:
@@ -86,6 +88,7 @@ class Signs:
 
     block: int = 512
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _checked_block(self.block)
@@ -113,6 +116,7 @@ class OneBit:
 
     block: int = 512
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _checked_block(self.block)
@@ -151,6 +155,7 @@ class Levels:
     fitted: bool = True
     seed: int = 0
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _checked_block(self.block)
@@ -204,6 +209,7 @@ class Natural:
 
     seed: int = 0
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = True
     _BROKEN: ClassVar[int] = 2**30  # stands for a message that holds a NaN or an infinity
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:

@@ -48,7 +48,7 @@ class Int32:
         return 4 * k
 
     def size(self, indices: Tensor, numel: int) -> int:
-        return self.nbytes(indices.numel(), numel)
+        return self.nbytes(indices.numel(), numel) if numel <= 2**31 else 2**62  # never chosen
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
         if numel > 2**31:

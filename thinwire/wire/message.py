@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from thinwire import kernels
 from thinwire.payload import Sparse, only
 from thinwire.protocols import WireError
 from thinwire.wire import HEADER, Wire
@@ -64,19 +65,31 @@ def unslot(data: Tensor) -> Tensor:
 
 def fit(wire: Wire, mine: Sparse, span: Span, room: int) -> Sparse:
     """As much of a payload as a slot holds: of more, the entries of largest magnitude."""
+    length, itemsize = span[1] - span[0], mine.values.element_size()
+
+    def too_many(count: int) -> bool:
+        return HEADER + wire.nbytes(count, length, itemsize) > room
+
     found, count = mine, mine.entries
-    place = None
+    if too_many(count // 2):  # far too many: what random positions would take, and a bit more
+        count = min(count, bisect_left(range(count), True, key=too_many) * 9 // 8 + 8)
+        found = _largest(mine, count)
     while count:
         taken = size(wire, found, span) + HEADER
         if taken <= room:
             return found
-        if place is None:
-            # stable: of equal magnitudes the lower index first, on every device; NaN before all
-            place = mine.values.abs().argsort(descending=True, stable=True).argsort()
         # fewer entries take more bits each, so this is at most a little too many: no overshoot
         count = min(count - 1, count * room // taken)
-        found = only(mine, place < count)
+        found = _largest(found, count)
     return found
+
+
+def _largest(mine: Sparse, count: int) -> Sparse:
+    """NaN counts as largest."""
+    kept = torch.zeros(mine.entries, dtype=torch.bool, device=mine.values.device)
+    if count:
+        kept[kernels.topk(mine.values[None], count)] = True
+    return only(mine, kept)
 
 
 def _number(n: int, like: Tensor) -> Tensor:
@@ -95,4 +108,4 @@ def _count(message: Tensor, most: int) -> int:
 
 def _pairs(wire: Wire, size: int, length: int, itemsize: int) -> int:
     """How many pairs a message of this size holds: every pair makes it longer."""
-    return bisect_left(range(size), size, key=lambda k: wire.nbytes(k, length, itemsize))
+    return bisect_left(range(size + 1), size, key=lambda k: wire.nbytes(k, length, itemsize))

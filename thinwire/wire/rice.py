@@ -26,7 +26,7 @@ from thinwire.wire.packing import in_blocks, packed_bytes, unpack
 
 GROUP = 256  # gaps that share an m
 _WORD = 32
-_MOST = 30  # the largest m: positions have 31 bits
+_MOST = 30  # the largest m: low bits and their place in a word fit into 64
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Rice:
 
     def nbytes(self, k: int, numel: int) -> int:
         """Of k random positions: gaps are geometric."""
-        if k == 0:
+        if k == 0 or numel == 0:
             return 0
         stay = max(0.0, 1 - k / numel)
         mean: dict[int, float] = {

@@ -23,6 +23,7 @@ class ValueCodec(Protocol):
     """
 
     exact: ClassVar[bool]
+    keeps_zero: ClassVar[bool]  # whether zero comes out as zero, among other numbers
 
     def nbytes(self, n: int, itemsize: int = 4) -> int: ...
 
@@ -36,6 +37,7 @@ class Exact:
     """The numbers as they are."""
 
     exact: ClassVar[bool] = True
+    keeps_zero: ClassVar[bool] = True
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return n * itemsize
@@ -56,6 +58,7 @@ class Half:
     """
 
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = True
     _TOP: ClassVar[int] = 15  # largest power of two that half can hold
     _LARGEST: ClassVar[float] = (2 - 2**-10) * 2.0**127  # float32 with an 11-bit mantissa
 
@@ -86,6 +89,7 @@ class Bf16:
     """The upper half of a float32: its range, eight bits of mantissa."""
 
     exact: ClassVar[bool] = False
+    keeps_zero: ClassVar[bool] = True
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 2 * n
