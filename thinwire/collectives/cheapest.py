@@ -92,11 +92,11 @@ class Cheapest:
         return dense + Traffic(rounds=1, bytes=all_reduced(COUNT, world))
 
     def _dense_pays(self, n: int, k: float, world: int, wire: Wire) -> bool:
-        """Whether n numbers all-reduced are fewer bytes than k entries of every rank merged."""
+        """Whether n numbers all-reduced are fewer bytes than k entries of every rank, merged."""
         if n == 0 or not wire.values.keeps_zero:
             return False
-        usual = self.sparse.traffic(round(k), n, world, wire, 1)
-        return reduce_traffic(n, world, wire).bytes < usual.bytes
+        pairs, none = (self.sparse.traffic(count, n, world, wire, 1) for count in (round(k), 0))
+        return reduce_traffic(n, world, wire).bytes < pairs.bytes - none.bytes
 
 
 def within(indices: Tensor, slots: list[Slot]) -> Tensor:

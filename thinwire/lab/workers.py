@@ -53,14 +53,15 @@ def run(
         workers = [
             context.Process(
                 target=_work,
-                args=(rank, world, store, spaces[rank], messages, function, args),
+                args=(rank, world, store, spaces[rank], os.getpid(), messages, function, args),
                 daemon=True,  # multiprocessing ends daemons when this process exits
             )
             for rank in range(world)
         ]
         try:
-            for worker in workers:
-                worker.start()
+            with _sigint_held():
+                for worker in workers:
+                    worker.start()
             return _collect(workers, messages, on_report)
         finally:
             _end(workers)
@@ -111,13 +112,13 @@ def _work(
     world: int,
     store: str,
     space: str | None,
+    parent: int,
     messages: Any,
     function: Callable[..., Any],
     args: Any,
 ) -> None:
-    # Ctrl-C reaches the whole foreground group; the parent alone decides how to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone decides how to end
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if space is None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     else:
@@ -139,11 +140,22 @@ def _work(
         messages.put((rank, "error", traceback.format_exc()))
 
 
-def _end_with_parent() -> None:
-    parent = os.getppid()
+def _end_with(parent: int) -> None:
+    """Its number is told, not asked for: it may be gone before we have started."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+@contextmanager
+def _sigint_held() -> Iterator[None]:
+    """Ctrl-C reaches the whole foreground group, also workers that have just been born: they
+    inherit this, and we hear of it right after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
