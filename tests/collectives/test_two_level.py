@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 
@@ -158,6 +160,33 @@ def test_the_recipes_own_collective_goes_between_nodes():
         TwoLevel(nodes=2, between=TwoLevel(nodes=4))
     with pytest.raises(ValueError, match="Remember outside"):
         ByNode(Remember(Select(pick=topk)), 2)
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_run_goes_on_with_the_same_bits(name):
+    """Twice the same from the start, and from a state that was saved and loaded."""
+    recipe = BETWEEN[name](2)
+
+    def steps(states, numbers):
+        def worker(comm):
+            means = []
+            for step in numbers:
+                bucket = Bucket.of(several(comm.rank, step), state=states[comm.rank], step=step)
+                means.append(recipe.reduce(bucket, comm).mean.clone())
+            return means
+
+        return local.run(4, worker)[0]
+
+    states = [{} for _ in range(4)]
+    first = steps(states, range(3))
+    buffer = io.BytesIO()
+    torch.save(states, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=True)
+    rest = steps(states, range(3, 6))
+    again = steps([{} for _ in range(4)], range(6))
+    assert all(torch.equal(a, b) for a, b in zip(first + rest, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(rest, steps(loaded, range(3, 6)), strict=True))
 
 
 def test_optimizer_mode_packs_buckets_for_any_nodes():

@@ -22,6 +22,7 @@ from thinwire.collectives.gather import AllGather
 from thinwire.collectives.oktopk import OkTopk
 from thinwire.collectives.slots import Slots
 from thinwire.collectives.split import SplitReduce
+from thinwire.collectives.two_level import TwoLevel
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.memory import MomentumCorrected, Residual
@@ -47,7 +48,7 @@ VALUES = {"half", "bf16", "fp8", "int8", "natural", "qsgd", "terngrad", "signsgd
 # Sizes that hang on which entries were chosen: priced to 2 %, in tests/collectives/test_traffic.py.
 BY_CHANCE = {"topkdsa", "spardl"}
 CODED = {"topk(rows)", "topk(rice)", "topk(smallest)", "topk(cheapest, by fill)"}
-UNEVEN = ("faithful", "tree", "pairwise")
+UNEVEN = ("faithful", "tree", "pairwise", "two levels")
 # What others add to the sum is mine to keep: shares hold more entries than were selected.
 SUMMED = {"topkdsa", "oktopk", "spardl"}
 ESTIMATED = {"threshold", "dgc", "gaussiank", "redsync", "sidco"}
@@ -111,6 +112,7 @@ CASES: dict[str, Reducer] = {
     "topk(rice)": recipes.topk(density=0.05, wire="fp32+rice"),
     "topk(smallest)": recipes.topk(density=0.05, wire="int8+auto"),
     "topk(cheapest)": recipes.topk(density=0.05, collective="cheapest"),
+    "topk(two levels)": recipes.topk(density=0.05, collective=TwoLevel(nodes=1)),
     "topk(cheapest, by fill)": recipes.topk(density=0.05, collective=Cheapest(by="fill")),
     "threshold": recipes.threshold(density=0.05, value=1.0),
     "dgc": recipes.dgc(density=0.05),
@@ -143,7 +145,8 @@ CASES: dict[str, Reducer] = {
 
 # Every recipe in every world, its variants in one; the fast suite takes a part of them.
 # Recipes with a collective of their own also in odd and in large worlds.
-MERGING = ("topk", "gtopk", "gtopk(tree)", "topkdsa", "oktopk", "oktopk(faithful)", "spardl")
+MERGING = ("topk", "gtopk", "gtopk(tree)", "topkdsa", "oktopk", "oktopk(faithful)", "spardl",
+           "topk(cheapest)", "topk(two levels)")  # fmt: skip
 GRID = [
     pytest.param(case, world, marks=[pytest.mark.slow] if world not in (1, 3, 4) else [])
     for case in CASES
