@@ -20,9 +20,11 @@ from thinwire.schedule import checked_density
 bench = typer.Typer(help="Measure, beside references of the same run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
-RECIPES = ("half()", "int8()", "signsgd()", "randomk(density=0.01)", "topk(density=0.01)",
-           "dgc(density=0.01)", "sidco(density=0.01)", "adtopk(density=0.01)", "powersgd(rank=4)",
-           "acpsgd(rank=4)")  # fmt: skip
+RECIPES = (
+    "half()", "int8()", "signsgd()", "randomk(density=0.01)", "topk(density=0.01)",
+    "dgc(density=0.01)", "sidco(density=0.01)", "adtopk(density=0.01)", "gtopk(density=0.01)",
+    "oktopk(density=0.01)", "spardl(density=0.01)", "powersgd(rank=4)", "acpsgd(rank=4)",
+)  # fmt: skip
 
 
 @bench.callback()
