@@ -278,7 +278,7 @@ def test_the_law(case: str, world: int, kind: str) -> None:
     """Same mean on all ranks, mean == average of sent, x == sent + residual, bytes as priced."""
     recipe = CASES[case]
     states: list[dict[str, Any]] = [{} for _ in range(world)]
-    for step in range(5 if kind == "gaussian" else 3):
+    for step in range(5 if kind == "gaussian" and world <= 8 else 3):
         outcomes = take_step(recipe, world, states, step, kind)
         mean = outcomes[0].mean
         sizes = torch.cat([o.x for o in outcomes])
@@ -413,7 +413,8 @@ def test_bytes_are_fewer_than_dense(case: str) -> None:
 def test_deterministic(case: str, world: int) -> None:
     def run() -> list[Tensor]:
         states: list[dict[str, Any]] = [{} for _ in range(world)]
-        return [take_step(CASES[case], world, states, step)[0].mean for step in range(4)]
+        steps = range(4 if world <= 8 else 2)
+        return [take_step(CASES[case], world, states, step)[0].mean for step in steps]
 
     torch.manual_seed(1)
     first = run()
@@ -428,14 +429,15 @@ def test_deterministic(case: str, world: int) -> None:
 def test_state_round_trip(case: str, world: int) -> None:
     """Saved and loaded with weights_only=True, a run goes on with the same bits."""
     states: list[dict[str, Any]] = [{} for _ in range(world)]
-    for step in range(3):
+    saved, ended = (3, 6) if world <= 8 else (2, 3)
+    for step in range(saved):
         take_step(CASES[case], world, states, step)
     buffer = io.BytesIO()
     torch.save(states, buffer)
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=True)
     copied = copy.deepcopy(states)
-    for step in range(3, 6):
+    for step in range(saved, ended):
         means = [take_step(CASES[case], world, s, step)[0].mean for s in (states, loaded, copied)]
         assert torch.equal(means[0], means[1])
         assert torch.equal(means[0], means[2])
