@@ -45,8 +45,11 @@ def layers(n: int) -> torch.Tensor:
     return torch.exp(torch.randn(n // 1000 + 1, generator=draw)).repeat_interleave(1000)[:n]
 
 
-def figures(world: int, wire: str) -> list[tuple[int, int, float]]:
-    """Rank 0's bytes, entries and energy beside the exact top-k of the sum of top-k's, a step."""
+def figures(world: int, wire: str) -> list[tuple[int, int, float, float]]:
+    """Rank 0's bytes and entries a step, and the energy of the result beside an exact top-k.
+
+    First of the sum of the ranks' own top-k's, then of the sum of everything they hold.
+    """
     recipe, scale = recipes.oktopk(density=0.01, wire=wire), layers(SIZE)
     k = SIZE // 100
     states = [{} for _ in range(world)]
@@ -58,12 +61,13 @@ def figures(world: int, wire: str) -> list[tuple[int, int, float]]:
             memory = states[comm.rank].get("slots", {}).get("w", {}).get("memory", {})
             offered = x + memory.get("residual", 0.0)
             theirs = comm.all_reduce(offered * (offered.abs() >= histogram(offered.abs(), k, {})))
+            held = comm.all_reduce(offered)
             meter = Metered(comm)
             bucket = Bucket.of({"w": x}, state=states[comm.rank], step=step)
             mean = recipe.reduce(bucket, meter).mean
-            best = float(theirs.abs().topk(k).values.square().sum())
+            best = [float(x.abs().topk(k).values.square().sum()) for x in (theirs, held)]
             got = float((mean * world).square().sum())
-            found.append((meter.bytes, int((mean != 0).sum()), got / best))
+            found.append((meter.bytes, int((mean != 0).sum()), got / best[0], got / best[1]))
         return found
 
     return local.run(world, worker, timeout=600)[0]
@@ -76,13 +80,14 @@ def test_bytes_and_energy(wire, limit, world):
     k = SIZE // 100
     unit = k * (world - 1) / world
     found = figures(world, wire)
-    most = max(size for size, _, _ in found) / unit
-    mean = sum(size for size, _, _ in found) / STEPS / unit
-    entries = sum(count for _, count, _ in found) / STEPS / k
-    energy = sum(share for _, _, share in found) / STEPS
+    sizes, counts, shares, of_all = zip(*found, strict=True)
+    most, mean = max(sizes) / unit, sum(sizes) / STEPS / unit
+    entries = sum(counts) / STEPS / k
+    energy, of_everything = sum(shares) / STEPS, sum(of_all) / STEPS
     sys.stdout.write(
         f"{wire} world {world}: {mean:.2f} B a unit (at most {most:.2f}, limit {limit}), "
-        f"{entries:.3f} k entries, energy {energy:.3f}"
+        f"{entries:.3f} k entries, energy {energy:.3f} of the sum of top-k's, "
+        f"{of_everything:.3f} of everything"
     )
     assert most <= limit
     assert entries >= 0.95

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.collectives.select import difference, given_up, share
+from thinwire.collectives.select import difference, given_up, share, surviving
 from thinwire.collectives.split import check_factors, check_form, check_steps, split
 from thinwire.comm.metered import all_reduced, gathered
 from thinwire.payload import Payload, Sparse, added, only, together
@@ -98,8 +98,7 @@ class Slots:
         elif "threshold" in state:
             del state["threshold"]
         # passed on rounded, the rest not at all: both differences are the owner's
-        kept = torch.isin(reduced.indices, passed.indices)
-        error = difference(passed, only(reduced, kept))
+        error = difference(passed, surviving(reduced, passed))
         return together(got, n), share([*sent, own], [error, given_up(reduced, passed)], n)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
