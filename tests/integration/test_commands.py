@@ -208,6 +208,31 @@ def test_ddp_example(tmp_path: Path) -> None:
     assert "step 200: loss" in again.stdout
 
 
+GONE = """
+import atexit, weakref
+import torch, torch.distributed as dist
+import thinwire
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+net = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(net.parameters())
+sync = thinwire.distribute(optimizer, net.named_parameters(), thinwire.recipes.topk(0.5))
+group = weakref.ref(sync._peers.group)
+net(torch.ones(4)).sum().backward()
+dist.destroy_process_group()
+assert group() is not None
+finalizers = weakref.finalize._exitfunc
+atexit.unregister(finalizers)
+finalizers()
+assert group() is None, "its threads would outlive Python"
+"""
+
+
+def test_our_group_ends_before_python_does() -> None:
+    """A gloo thread that is alive at the very end may kill the process (pytorch issue 190489)."""
+    done = run(sys.executable, "-c", GONE)
+    assert done.returncode == 0, done.stderr
+
+
 def test_optimizer_mode_example(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "optimizer_mode.py")
     done = torchrun(3, script, "--steps", "100", cwd=tmp_path)

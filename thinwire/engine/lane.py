@@ -51,6 +51,11 @@ class Lane:
         with self._change:
             self._change.wait_for(lambda: self._open == 0)
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything given so far is done, and well."""
+        return self._open == 0 and self.error is None
+
     def wait(self) -> None:
         """The same; raises the first error."""
         self.settle()

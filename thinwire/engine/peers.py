@@ -99,6 +99,14 @@ class Peers:
         except RuntimeError as lost:  # the store's host is gone: the others will see that too
             log.warning("could not tell the other ranks that %s: %s", text, lost)
 
+    def leave(self) -> None:
+        """Let go of the group, so that `destroy_process_group()` really ends its threads.
+
+        A gloo thread that frees the last collective's tensors while Python is already shutting
+        down kills the process (pytorch issue 190489).
+        """
+        del self.group, self.comm.group
+
     def _watch(self) -> None:
         try:
             told = self._store.check([self._key])

@@ -68,7 +68,7 @@ class Sync:
         peers.agree("recipe or the parameters", [*lines, *map(slot_line, slots)])
         self._steps = Steps(recipe, peers)
         self._lane = Lane()
-        weakref.finalize(self, self._lane.close)
+        weakref.finalize(self, _leave, self._lane, peers)  # at exit too, before Python ends
 
     def synchronize(self) -> None:
         """Gradients are averages when this returns: call it before clipping them."""
@@ -224,3 +224,9 @@ class Sync:
         if self._socket is None:
             raise RuntimeError("this sync is detached; attach the recipe again")
         return self._socket
+
+
+def _leave(lane: Lane, peers: Peers) -> None:
+    lane.close()
+    if lane.idle:  # else a gloo thread may wait for a lost peer, and we would wait for that thread
+        peers.leave()
