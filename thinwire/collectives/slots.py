@@ -46,8 +46,8 @@ BINS = 32  # of the histogram of sums: an eighth of an octave each, two octaves 
 OCTAVE = 8
 LARGEST_INDEX = 16  # bytes that hold any one index, in any code
 AIM = 1.03  # times k: owners whose slot is full hold a few back
-PLACES = (64, 4096)  # of the histogram of positions: at least, at most
-WIDTH = 1024  # positions a place stands for, in between
+PLACES = (64, 1024)  # of the histogram of positions: at least, at most
+WIDTH = 4096  # positions a place stands for, in between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,7 @@ class Slots:
     """About the k largest entries of the sum; slots have room for `slack` times k/P entries."""
 
     every: int = 64
+    wide: float = 1.5
     slack: float = 1.1
     reach: float = 4.0
     form: str = "all_to_all"
@@ -64,7 +65,7 @@ class Slots:
     def __post_init__(self) -> None:
         check_form(self.form)
         check_steps(every=self.every)
-        check_factors(slack=self.slack, reach=self.reach)
+        check_factors(wide=self.wide, slack=self.slack, reach=self.reach)
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
@@ -74,12 +75,14 @@ class Slots:
             link.pairwise()
         rank, world, n = link.comm.rank, link.comm.size, mine.numel
         spans = self._regions(mine, step, link, state)
-        room = self._room(k, n, world, link.wire, mine.values.element_size())
+        size = mine.values.element_size()
+        inbox = self._room(self.wide, k, n, world, link.wire, size)
+        room = self._room(self.slack, k, n, world, link.wire, size)
         parts = split(mine, spans)
         own, parts[rank] = parts[rank], Sparse(mine.indices[:0], mine.values[:0], n)
         link.phase("split")
-        sent = [link.fitted(part, span, room) for part, span in zip(parts, spans, strict=True)]
-        reduced = added([*link.all_to_all_slots(sent, spans, room), own])
+        sent = [link.fitted(part, span, inbox) for part, span in zip(parts, spans, strict=True)]
+        reduced = added([*link.all_to_all_slots(sent, spans, inbox), own])
         threshold = state.get("threshold")
         if threshold is None:
             threshold = float(quota(reduced.values.abs(), -(-k // world)))
@@ -102,22 +105,25 @@ class Slots:
         return together(got, n), share([*sent, own], [error, given_up(reduced, passed)], n)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
-        room = self._room(k, n, world, coded(wire), 4)
+        inbox = self._room(self.wide, k, n, world, coded(wire), 4)
+        room = self._room(self.slack, k, n, world, coded(wire), 4)
         head = 4 * (2 + BINS)
         turns = world - 1 if self.form == "pairwise" else 1
-        usual = Traffic(rounds=2 * turns, bytes=(world - 1) * room + gathered(room + head, world))
+        usual = Traffic(rounds=2 * turns, bytes=(world - 1) * inbox + gathered(room + head, world))
         if step % self.every:
             return usual
         look = 2 * turns if self.form == "pairwise" else 1
         return usual + Traffic(rounds=look, bytes=all_reduced(4 * places(n), world))
 
-    def _room(self, k: int, n: int, world: int, wire: Wire, itemsize: int) -> int:
-        """Bytes of a slot: a tenth more than k/P entries take, and room for chance if few.
+    def _room(
+        self, factor: float, k: int, n: int, world: int, wire: Wire, itemsize: int
+    ) -> int:
+        """Bytes of a slot for `factor` times k/P entries, and room for chance if these are few.
 
         Regions are of equal load, not length: at least one entry fits, wherever it lies.
         """
         mean = k / world
-        entries = math.ceil(self.slack * mean + 2 * math.sqrt(mean))
+        entries = math.ceil(max(factor * mean, mean + 2 * math.sqrt(mean)))
         length = -(-n // world)
         one = HEADER + wire.values.nbytes(1, itemsize) + LARGEST_INDEX
         return HEADER + max(one, wire.nbytes(min(entries, length), length, itemsize))
