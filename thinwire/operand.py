@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,6 +58,17 @@ class Sum:
             if not kernels.accumulate(self.residual, self.grad, self.alpha):
                 self.root.finite = False
         return self.residual
+
+    def topk(
+        self, k: int, memo: MutableMapping[str, Any]
+    ) -> Tensor:  # of a 2-D sum: (r, c) -> (r * k,)
+        """Add it now, and where the k largest of every row are, in one sweep."""
+        if not self.pending:
+            return kernels.topk(self.residual, k, memo)
+        self.pending = False
+        index, finite = kernels.add_topk(self.residual, self.grad, self.alpha, k, memo)
+        self.root.finite &= finite
+        return index
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinwire import kernels
+
 
 class Payload(Protocol):
     """Anything that can be added, with a weight, into a flat buffer of `numel` entries."""
@@ -57,8 +59,7 @@ class Sparse:
         return self.indices.numel()
 
     def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        # index_add_ on the CPU runs in index order, so every rank rounds alike.
-        return out.index_add_(0, self.indices, self.values.to(out.dtype), alpha=alpha)
+        return kernels.scatter_add(out, self.indices, self.values, alpha)
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,9 @@ def ascending(payload: Sparse) -> Sparse:
 
 
 def added(payloads: list[Sparse]) -> Sparse:
-    """Their sum: one entry an index, ascending; equal indices are added in the payloads' order."""
-    everything = together(payloads, payloads[0].numel)
-    indices, place = everything.indices.unique(return_inverse=True)
-    values = torch.zeros(indices.numel(), dtype=everything.values.dtype, device=indices.device)
-    return Sparse(indices, values.index_add_(0, place, everything.values), everything.numel)
+    """The sum of ascending payloads: one entry an index, ascending; equal ones in their order."""
+    summed = kernels.merged([p.indices for p in payloads], [p.values for p in payloads])
+    return Sparse(*summed, payloads[0].numel)
 
 
 def only(payload: Sparse, kept: Tensor) -> Sparse:

@@ -115,9 +115,7 @@ class Slots:
         look = 2 * turns if self.form == "pairwise" else 1
         return usual + Traffic(rounds=look, bytes=all_reduced(4 * places(n), world))
 
-    def _room(
-        self, factor: float, k: int, n: int, world: int, wire: Wire, itemsize: int
-    ) -> int:
+    def _room(self, factor: float, k: int, n: int, world: int, wire: Wire, itemsize: int) -> int:
         """Bytes of a slot for `factor` times k/P entries, and room for chance if these are few.
 
         Regions are of equal load, not length: at least one entry fits, wherever it lies.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from thinwire import kernels
 from thinwire.combinators import dense_form, memories
 from thinwire.describe import describe
 from thinwire.engine import checkpoint
@@ -66,6 +67,7 @@ class Sync:
             f"torch {torch.__version__}",
         ]
         peers.agree("recipe or the parameters", [*lines, *map(slot_line, slots)])
+        kernels.warm()  # before anybody waits for a step
         self._steps = Steps(recipe, peers)
         self._lane = Lane()
         weakref.finalize(self, _leave, self._lane, peers)  # at exit too, before Python ends

@@ -1,11 +1,101 @@
 """The one place that decides which code does the inner loops.
 
-`reference` (plain torch) defines every kernel and serves every device. Faster versions must
-return the same selection: magnitude descending, ties by the lower index.
+`reference` (plain torch) defines every kernel and serves every device and precision. Faster ones
+return the same: `cpu` (Numba, single precision), loaded with the first attach or when first needed.
 """
 
 from __future__ import annotations
 
-from thinwire.kernels.reference import accumulate, finite, topk
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 
-__all__ = ["accumulate", "finite", "topk"]
+import torch
+from torch import Tensor
+
+from thinwire.kernels import reference
+from thinwire.kernels.reference import Memo, finite
+
+__all__ = [
+    "above", "accumulate", "add_topk", "finite", "merged", "rice_decode", "rice_encode",
+    "rice_size", "scatter_add", "topk", "warm",
+]  # fmt: skip
+
+
+def warm() -> None:
+    """Compile what there is to compile, or load it from disk, before the first step needs it."""
+    _loaded("cpu")
+
+
+def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0) -> bool:
+    """residual += alpha * grad where that is finite; whether it was everywhere."""
+    done: bool = _floats(residual, grad).accumulate(residual, grad, alpha)
+    return done
+
+
+def add_topk(
+    residual: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo
+) -> tuple[Tensor, bool]:
+    """`accumulate`, and flat indices of the k largest magnitudes in every row of the result."""
+    found: tuple[Tensor, bool] = _floats(residual, grad).add_topk(residual, grad, alpha, k, memo)
+    return found
+
+
+def topk(rows: Tensor, k: int, memo: Memo | None = None) -> Tensor:
+    """Flat indices, ascending, of the k entries of largest magnitude in every row."""
+    index: Tensor = _floats(rows).topk(rows, k, memo)
+    return index
+
+
+def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:
+    """Where the magnitude is at least `edge`, and how often."""
+    found: tuple[Tensor, int] = _floats(x).above(x, edge, most)
+    return found
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
+    """out[indices] += alpha * values, in their order."""
+    done: Tensor = _floats(out, values).scatter_add(out, indices, values, alpha)
+    return done
+
+
+def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The sum of payloads with ascending indices, ascending."""
+    total: tuple[Tensor, Tensor] = _floats(*values).merged(indices, values)
+    return total
+
+
+def rice_size(indices: Tensor) -> int:
+    """Bytes that `rice_encode` will make of these positions."""
+    size: int = _bits(indices).rice_size(indices)
+    return size
+
+
+def rice_encode(indices: Tensor) -> Tensor:
+    """Ascending positions in Golomb-Rice code."""
+    data: Tensor = _bits(indices).rice_encode(indices)
+    return data
+
+
+def rice_decode(data: Tensor, k: int, numel: int) -> Tensor | None:
+    """The k positions below numel that the bytes hold; None if they do not."""
+    indices: Tensor | None = _bits(data).rice_decode(data, k, numel)
+    return indices
+
+
+def _floats(*tensors: Tensor) -> ModuleType:
+    """Who serves these: kernels are for single precision that lies in one piece."""
+    for x in tensors:
+        if x.device.type != "cpu" or x.dtype != torch.float32 or not x.is_contiguous():
+            return reference
+    return _loaded("cpu")
+
+
+def _bits(x: Tensor) -> ModuleType:
+    return _loaded("cpu") if x.device.type == "cpu" else reference
+
+
+@cache
+def _loaded(name: str) -> ModuleType:
+    return importlib.import_module(f"thinwire.kernels.{name}")

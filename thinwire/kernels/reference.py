@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from thinwire.kernels.rice import rice_decode, rice_encode, rice_size
+
+__all__ = [
+    "above", "accumulate", "add_topk", "finite", "merged", "rice_decode", "rice_encode",
+    "rice_size", "scatter_add", "topk",
+]  # fmt: skip
+Memo = MutableMapping[str, Any]
 
 HUGE = 1e30  # gradients below this cannot overflow a float32 residual in a lifetime of steps
 
@@ -32,10 +42,19 @@ def finite(x: Tensor) -> bool:
     return x.numel() == 0 or bool(torch.linalg.vector_norm(x, float("inf")).isfinite())
 
 
-def topk(rows: Tensor, k: int) -> Tensor:  # (r, c) -> (r * k,)
+def add_topk(
+    residual: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo
+) -> tuple[Tensor, bool]:  # (r, c), (r, c) -> (r * k,)
+    """`accumulate` and `topk` of the result, in one sweep where there is a kernel for it."""
+    finite = accumulate(residual, grad, alpha)
+    return topk(residual, k, memo), finite
+
+
+def topk(rows: Tensor, k: int, memo: Memo | None = None) -> Tensor:  # (r, c) -> (r * k,)
     """Flat indices, ascending, of the k entries of largest magnitude in every row.
 
-    Ties go to the lower index; NaN counts as larger than everything, so that it is never hidden.
+    Ties go to the lower index; NaN counts as infinite, so that it is never hidden. A kernel may
+    keep a guess in `memo` for the next call with similar numbers; it changes nothing but the speed.
     """
     r, c = rows.shape
     if k >= c:
@@ -45,10 +64,14 @@ def topk(rows: Tensor, k: int) -> Tensor:  # (r, c) -> (r * k,)
     edge = found.values[:, -1:]
     # Without ties at the edge torch has no choice left; counting them costs one pass.
     if int((size >= edge).sum()) != r * k:  # host sync: the tie rule must hold on every device
-        size = torch.nan_to_num(size, nan=float("inf"))
-        return _ties_by_index(size, torch.nan_to_num(edge, nan=float("inf")), k)
+        return _ties_by_index(_counted(size), _counted(edge), k)
     start = torch.arange(r, device=rows.device)[:, None] * c
     return (found.indices.sort(dim=1).values + start).reshape(-1)
+
+
+def _counted(size: Tensor) -> Tensor:
+    """Magnitudes in which NaN is infinite."""
+    return torch.nan_to_num(size, nan=math.inf, posinf=math.inf)
 
 
 def _ties_by_index(size: Tensor, edge: Tensor, k: int) -> Tensor:
@@ -56,3 +79,31 @@ def _ties_by_index(size: Tensor, edge: Tensor, k: int) -> Tensor:
     missing = k - above.sum(dim=1, keepdim=True)
     chosen = above | (at_edge & (at_edge.cumsum(dim=1) <= missing))
     return chosen.reshape(-1).nonzero().reshape(-1)
+
+
+def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (count,)
+    """Where the magnitude is at least `edge`, and how often; NaN counts as infinite.
+
+    Where there are more than `most`, only their number is of use.
+    """
+    found = (_counted(x.abs()) >= edge).nonzero().reshape(-1)
+    return found[:most], found.numel()
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
+    """out[indices] += alpha * values; an index that stands twice counts twice, in that order."""
+    # index_add_ on the CPU runs in index order, so every rank rounds alike.
+    return out.index_add_(0, indices, values.to(out.dtype), alpha=alpha)
+
+
+def merged(
+    indices: Sequence[Tensor], values: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:  # (k,)... -> (m,)
+    """The sum of payloads with ascending indices: one entry an index, ascending.
+
+    Equal indices are added in the payloads' order.
+    """
+    every = torch.cat(list(values))
+    index, place = torch.cat(list(indices)).unique(return_inverse=True)
+    out = torch.zeros(index.numel(), dtype=every.dtype, device=every.device)
+    return index, out.index_add_(0, place, every)

@@ -121,14 +121,12 @@ def settled(
 
 def above(size: Tensor, theta: float, capacity: int) -> Tensor:  # (n,) -> (count,)
     """Where the magnitude is at least theta; of more than `capacity` the largest."""
-    found = (size >= theta).nonzero().reshape(-1)
-    if found.numel() <= capacity:
-        return found
-    return found[kernels.topk(size[found][None], capacity)]
+    found, count = kernels.above(size, theta, capacity)
+    return found if count <= capacity else kernels.topk(size[None], capacity)
 
 
 def _count(size: Tensor, theta: float) -> int:
-    return int((size >= theta).sum())
+    return kernels.above(size, theta, 0)[1]
 
 
 def _exactly(size: Tensor, k: int, state: Memo) -> tuple[float, int]:

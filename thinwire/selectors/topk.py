@@ -14,4 +14,4 @@ from thinwire.selectors import fused
 @fused
 def topk(rows: Tensor | Sum, k: int, state: Any) -> Tensor:  # (r, c) -> (r * k,)
     """The k entries of largest magnitude in every row."""
-    return kernels.topk(rows.take() if isinstance(rows, Sum) else rows, k)
+    return rows.topk(k, state) if isinstance(rows, Sum) else kernels.topk(rows, k, state)

@@ -1,0 +1,138 @@
+"""Golomb-Rice codes and sparse sums on the CPU, in Numba; `rice` and `reference` define them.
+
+Bits are written through a 64-bit window. Readers check every length before they read, and say with
+a negative number what was wrong; nothing is read or written outside its array.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numba import njit, types, uint8, uint64
+
+from thinwire.kernels.lanes import first
+from thinwire.kernels.rice import GROUP, MOST
+
+_bytes, _longs, _floats = types.uint8[::1], types.int64[::1], types.float32[::1]
+_long, _float, _flag = types.int64, types.float32, types.boolean
+_compiled = partial(njit, nogil=True, cache=True, error_model="numpy")
+
+
+@_compiled(types.UniTuple(_long, 2)(_longs, _bytes))
+def rice_sizes(indices, groups):
+    """The best m of every group, and how many bits the unary and the low parts take."""
+    unary, low = 0, 0
+    for g in range(groups.size):
+        start, stop = g * GROUP, min(indices.size, (g + 1) * GROUP)
+        count = stop - start
+        before = indices[start - 1] if start > 0 else -1
+        mean = max(1, (indices[stop - 1] - before - count) // count)
+        near = -1
+        while mean > 0:
+            near += 1
+            mean >>= 1
+        best, fewest, chosen = -1, 0, 0
+        for shift in range(near - 1, near + 2):
+            m = min(max(shift, 0), MOST)
+            last, bits = before, 0
+            for i in range(start, stop):
+                bits += (indices[i] - last - 1) >> m
+                last = indices[i]
+            if best < 0 or bits + count * m < best:
+                best, fewest, chosen = bits + count * m, bits, m
+        groups[g] = chosen
+        unary += fewest + count
+        low += count * chosen
+    return unary, low
+
+
+@_compiled(types.void(_longs, _bytes, _bytes, _bytes))
+def rice_write(indices, groups, low, unary):
+    """The low bits and the unary parts; both arrays are zero and long enough."""
+    window, held, w, place, last = uint64(0), 0, 0, 0, -1
+    for i in range(indices.size):
+        m = np.int64(groups[i // GROUP])
+        gap = indices[i] - last - 1
+        last = indices[i]
+        window |= uint64(gap & ((1 << m) - 1)) << uint64(held)
+        held += m
+        while held >= 8:
+            low[w] = uint8(window & uint64(255))
+            w += 1
+            window >>= uint64(8)
+            held -= 8
+        place += gap >> m
+        unary[place >> 3] |= uint8(1 << (place & 7))
+        place += 1
+    if held > 0:
+        low[w] = uint8(window & uint64(255))
+
+
+@_compiled(_long(_bytes, _bytes, _bytes, _long, _longs))
+def rice_read(groups, low, unary, numel, out):
+    """Positions below numel; -1 if there are fewer unary parts, -2 if more, -3 if out of range."""
+    window, held, r, last = uint64(0), 0, 0, -1
+    b, bits = 0, uint64(0)  # the next byte of unary parts, and what is left of those read
+    base = 0  # bits of unary parts before these
+    ended = -1  # where the last unary part ended
+    for i in range(out.size):
+        while bits == 0:
+            if b >= unary.size:
+                return -1
+            base, bits = 8 * b, uint64(unary[b])
+            b += 1
+        place = base + np.int64(first(bits))
+        bits &= bits - uint64(1)
+        m = np.int64(groups[i // GROUP])
+        while held < m:
+            if r >= low.size:
+                return -1
+            window |= uint64(low[r]) << uint64(held)
+            r += 1
+            held += 8
+        part = np.int64(window & ((uint64(1) << uint64(m)) - uint64(1)))
+        window >>= uint64(m)
+        held -= m
+        high = place - ended - 1
+        if high > numel >> m:
+            return -3
+        last += ((high << m) | part) + 1
+        if last >= numel:
+            return -3
+        out[i] = last
+        ended = place
+    return 0 if bits == 0 and b == unary.size else -2
+
+
+@_compiled(_flag(_floats, _longs, _floats, _float))
+def scatter_add(out, indices, values, alpha):
+    """out[indices] += alpha * values, in order; False, and nothing is done, if one is outside."""
+    for i in range(indices.size):
+        if indices[i] < 0 or indices[i] >= out.size:
+            return False
+    for i in range(indices.size):
+        out[indices[i]] += alpha * values[i]
+    return True
+
+
+@_compiled(_long(_longs, _floats, _longs, _floats, _longs, _floats))
+def merge(index, value, other_index, other, out_index, out):
+    """The sum of two ascending payloads, ascending; how many entries it has."""
+    i, j, w = 0, 0, 0
+    while i < index.size and j < other_index.size:
+        a, b = index[i], other_index[j]
+        out_index[w] = min(a, b)
+        out[w] = (value[i] if a <= b else np.float32(0)) + (other[j] if b <= a else np.float32(0))
+        i += a <= b
+        j += b <= a
+        w += 1
+    while i < index.size:
+        out_index[w], out[w] = index[i], value[i]
+        i += 1
+        w += 1
+    while j < other_index.size:
+        out_index[w], out[w] = other_index[j], other[j]
+        j += 1
+        w += 1
+    return w

@@ -1,0 +1,260 @@
+"""Adding and selecting on the CPU: one sweep over memory, exact all the same.
+
+Flat: the sweep adds the gradient into the residual and writes down what reaches a guessed edge;
+the k largest are then chosen among those few. The guess comes from the last step or from a sample.
+A wrong one costs a count of magnitudes and a second sweep, never a wrong answer.
+
+Row by row there is no guess: while adding, the largest magnitude of each of some groups is kept;
+the k-th largest of these is reached by at least k entries of the row, and the row is still in cache
+when they are collected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinwire.kernels import codes, loops
+from thinwire.kernels.lanes import INFINITE, LANES
+from thinwire.kernels.rice import GROUP, MOST
+
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
+Memo = MutableMapping[str, Any]
+AIM = 1.2  # candidates the next guess should let through, in units of k
+ROW = 65_536  # entries up to which a row is swept twice, in cache, rather than guessed at
+PART = 262_144  # entries worth a thread
+SAMPLE = 32_768
+NEVER = np.uint32(INFINITE + 1)  # an edge that nothing reaches
+
+
+def topk(rows: Tensor, k: int, memo: Memo | None = None) -> Tensor:  # (r, c) -> (r * k,)
+    """See `reference.topk`; `memo` keeps a guess for the next step."""
+    return _topk(rows, rows.new_empty(0), 1.0, k, {} if memo is None else memo)[0]
+
+
+def add_topk(
+    residual: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo
+) -> tuple[Tensor, bool]:  # (r, c), (r, c) -> (r * k,)
+    """See `reference.add_topk`."""
+    return _topk(residual, grad.view(-1), alpha, k, memo)
+
+
+def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0) -> bool:
+    """See `reference.accumulate`."""
+    x, steps = _numpy(residual), _numpy(grad)
+    weight, found, keys = np.float32(alpha), np.empty(0, np.int64), np.empty(0, np.uint32)
+
+    def part(start: int, stop: int) -> bool:
+        here, there = x[start:stop], steps[start:stop]
+        return bool(loops.sweep(here, _bits(here), there, weight, NEVER, found, keys)[1])
+
+    return all(_in_parts(x.size, part))
+
+
+def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (count,)
+    """See `reference.above`."""
+    values = _numpy(x)
+    found, _, count, _ = _swept(values, values[:0], np.float32(1), _key(edge), most)
+    return _tensor(found[:most]), count
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
+    """See `reference.scatter_add`."""
+    weight = np.float32(alpha)
+    if not codes.scatter_add(_numpy(out), _numpy(indices), _numpy(values), weight):
+        raise IndexError(f"indices outside the {out.numel()} entries that they are added into")
+    return out
+
+
+def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """See `reference.merged`."""
+    index, value = _numpy(indices[0]), _numpy(values[0])
+    for other, more in zip(indices[1:], values[1:], strict=True):
+        size = index.size + other.numel()
+        where, sums = np.empty(size, np.int64), np.empty(size, np.float32)
+        size = codes.merge(index, value, _numpy(other), _numpy(more), where, sums)
+        index, value = where[:size], sums[:size]
+    return _tensor(index), _tensor(value)
+
+
+def rice_size(indices: Tensor) -> int:
+    """See `rice.rice_size`."""
+    groups = np.empty(-(-indices.numel() // GROUP), np.uint8)
+    unary, low = codes.rice_sizes(_numpy(indices), groups)
+    return int(groups.size + -(-low // 8) + -(-unary // 8))
+
+
+def rice_encode(indices: Tensor) -> Tensor:
+    """See `rice.rice_encode`."""
+    index = _numpy(indices)
+    head = -(-index.size // GROUP)
+    groups = np.empty(head, np.uint8)
+    unary, low = codes.rice_sizes(index, groups)
+    cut = head + -(-low // 8)
+    out = np.zeros(cut + -(-unary // 8), np.uint8)
+    out[:head] = groups
+    codes.rice_write(index, groups, out[head:cut], out[cut:])
+    return _tensor(out)
+
+
+def rice_decode(data: Tensor, k: int, numel: int) -> Tensor | None:
+    """See `rice.rice_decode`."""
+    message, head = _numpy(data.contiguous()), -(-k // GROUP)
+    groups = message[:head]
+    if groups.size != head or (head and int(groups.max()) > MOST):
+        return None
+    bits = int(groups.sum(dtype=np.int64)) * GROUP
+    if head:
+        bits -= (head * GROUP - k) * int(groups[-1])
+    cut = head + -(-bits // 8)
+    out = np.empty(k, np.int64)
+    if message.size < cut or codes.rice_read(groups, message[head:cut], message[cut:], numel, out):
+        return None
+    return _tensor(out)
+
+
+def _topk(rows: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo) -> tuple[Tensor, bool]:
+    r, c = rows.shape
+    if k >= c:
+        return torch.arange(r * c), grad.numel() == 0 or accumulate(rows.view(-1), grad, alpha)
+    x, steps, weight = _numpy(rows), _numpy(grad), np.float32(alpha)
+    if r == 1 and c > ROW:
+        index, finite = _flat(x, steps, weight, k, memo)
+    else:
+        index, finite = _by_row(x, steps, weight, c, k)
+    return _tensor(index), finite
+
+
+def _flat(x: Array, grad: Array, alpha: np.float32, k: int, memo: Memo) -> tuple[Array, bool]:
+    guess = memo.get("guess")
+    edge = _sampled(x, grad, alpha, k) if guess is None else _key(guess)
+    most = 2 * k + 4096
+    found, keys, count, finite = _swept(x, grad, alpha, edge, most)
+    if not k <= count <= most:
+        edge, most = _counted(x, k)
+        found, keys, count, _ = _swept(x, x[:0], alpha, edge, most)
+    kth = np.partition(keys, count - k)[count - k]
+    memo["guess"] = _next(_value(edge), _value(kth), count / k)
+    out = np.empty(k, np.int64)
+    loops.cut(found, keys, kth, k, out)
+    return out, finite
+
+
+def _swept(
+    x: Array, grad: Array, alpha: np.float32, edge: np.uint32, most: int
+) -> tuple[Array, Array, int, bool]:
+    """Add, and what reaches the edge, with magnitudes; of more than `most` only their number."""
+
+    def part(start: int, stop: int) -> tuple[Array, Array, int, bool]:
+        room = min(most, stop - start) + LANES
+        found, keys = np.empty(room, np.int64), np.empty(room, np.uint32)
+        here, steps = x[start:stop], grad[start:stop]
+        count, finite = loops.sweep(here, _bits(here), steps, alpha, edge, found, keys)
+        held = min(count, room)
+        found[:held] += start
+        return found[:held], keys[:held], count, finite
+
+    parts = _in_parts(x.size, part)
+    if len(parts) == 1:
+        return parts[0]
+    found, keys = (np.concatenate([one[i] for one in parts]) for i in (0, 1))
+    return found, keys, sum(one[2] for one in parts), all(one[3] for one in parts)
+
+
+def _sampled(x: Array, grad: Array, alpha: np.float32, k: int) -> np.uint32:
+    """An edge that a few more than k entries will reach, judged by some of them."""
+    stride = max(1, x.size // SAMPLE) | 1  # odd: not in step with rows of even length
+    sample = x[::stride].copy()
+    if grad.size:
+        with np.errstate(all="ignore"):  # what is not finite is dealt with in the sweep
+            sample += alpha * grad[::stride]
+    keys = _bits(np.nan_to_num(np.abs(sample)))
+    hits = k / x.size * keys.size
+    wanted = min(keys.size, math.ceil(AIM * hits + 3 * math.sqrt(hits)))
+    edge: np.uint32 = np.partition(keys, keys.size - wanted)[keys.size - wanted]
+    return edge
+
+
+def _counted(x: Array, k: int) -> tuple[np.uint32, int]:
+    """An edge that at least k entries reach, and how many do: by counting all magnitudes."""
+    counts = np.zeros(1 << (32 - loops.LOW), np.int64)
+    loops.tally(_bits(x), counts)
+    reached = counts[::-1].cumsum()
+    place = int(np.searchsorted(reached, k))
+    return np.uint32((counts.size - 1 - place) << loops.LOW), int(reached[place])
+
+
+def _next(guess: float, kth: float, share: float) -> float:
+    """A guess for the next step: if this one's magnitudes came again, it would let AIM k through.
+
+    Counts fall like a power of the edge near it; two points of that line are known.
+    """
+    if not 0 < guess < kth < math.inf or share <= 1.0:
+        return 0.95 * kth
+    steepness = math.log(share) / math.log(kth / guess)
+    return kth * max(0.5, float(AIM ** (-1 / steepness)))
+
+
+def _by_row(x: Array, grad: Array, alpha: np.float32, c: int, k: int) -> tuple[Array, bool]:
+    r = x.size // c
+    out = np.empty(r * k + 1, np.int64)  # one to spare: `ranked` writes before it knows
+    groups = max(LANES, min(-(-2 * k // LANES), c // 2 // LANES) * LANES)
+    each = max(1, PART // c)
+
+    def part(start: int, stop: int) -> bool:
+        here, there = start * each * c, min(stop * each, r) * c
+        ours = out[start * each * k : there // c * k + 1]
+        tops, masks = np.empty(groups, np.uint32), np.empty(c // 64 + 1, np.uint64)
+        found, keys = np.empty(c + LANES, np.int64), np.empty(c + LANES, np.uint32)
+        values = x[here:there]
+        steps, bits = grad[here:there], _bits(values)
+        ok = loops.rows(values, bits, steps, alpha, c, k, tops, masks, found, keys, ours)
+        index = ours[: (there - here) // c * k]
+        index += here
+        return bool(ok)
+
+    return out[: r * k], all(_in_parts(-(-r // each), part, unit=1))
+
+
+def _in_parts(n: int, work: Callable[[int, int], T], unit: int = PART) -> list[T]:
+    """work(start, stop) over stretches of n, as many as torch has threads and are worth one."""
+    count = min(torch.get_num_threads(), max(1, n // unit))
+    if count == 1:
+        return [work(0, n)]
+    edges = [n * i // count for i in range(count + 1)]
+    return list(_pool().map(work, edges[:-1], edges[1:]))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="thinwire kernel")
+
+
+def _numpy(x: Tensor) -> Array:
+    return x.detach().view(-1).numpy()
+
+
+def _tensor(x: Array) -> Tensor:
+    return torch.from_numpy(x).as_strided((x.size,), (1,))  # of nothing NumPy strides as it likes
+
+
+def _bits(x: Array) -> Array:
+    return x.view(np.uint32)
+
+
+def _key(edge: float) -> np.uint32:
+    with np.errstate(over="ignore"):  # beyond single precision: nothing reaches it
+        key: np.uint32 = np.float32(max(edge, 0.0)).view(np.uint32)
+    return key
+
+
+def _value(key: np.uint32) -> float:
+    return float(key.view(np.float32))
