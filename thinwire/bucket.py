@@ -14,8 +14,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, in_memory_order, working_dtype
+from thinwire.payload import Payload, Sparse
 from thinwire.schedule import ByName, Density, density_at
 from thinwire.state import Draft, Root, RowsOf, State
 
@@ -75,17 +77,32 @@ class Bucket:
         clean = self.flat.finite if isinstance(self.flat, Sum) else True
         return clean and not self.poisoned
 
+    def filled(self, payload: Payload, alpha: float) -> Tensor:
+        """A flat buffer that holds alpha times the payload at our slots, and zeros."""
+        out, own = self._buffer()
+        ours = own and self.layout.runs == ((0, self.layout.numel),)
+        if ours and isinstance(payload, Sparse):
+            return kernels.filled(out, payload.indices, payload.values, alpha)
+        return payload.add_into(self.blank(), alpha)
+
     def blank(self) -> Tensor:
-        """A flat buffer that is zero at our slots: the gradient's own, where it can hold a mean."""
+        """A flat buffer that is zero at our slots."""
+        out, own = self._buffer()
+        if not own:
+            return out.zero_()
+        for start, stop in self.layout.runs:
+            out[start:stop].zero_()
+        return out
+
+    def _buffer(self) -> tuple[Tensor, bool]:
+        """The gradient's own buffer, where it can hold a mean, or a new one; and which."""
         if isinstance(self.flat, Sum):
             out, exact = self.flat.grad, self.flat.residual.dtype
         else:
             out, exact = self.flat, working_dtype(self.flat.dtype)
         if out.dtype != exact:
-            return torch.zeros(out.shape, dtype=exact, device=out.device)
-        for start, stop in self.layout.runs:
-            out[start:stop].zero_()
-        return out
+            return torch.empty(out.shape, dtype=exact, device=out.device), False
+        return out, True
 
 
 @dataclass(frozen=True, kw_only=True)

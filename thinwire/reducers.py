@@ -79,7 +79,7 @@ class Select:
         link = _link(bucket, comm, self.wire)
         state = bucket.scope("collective")
         total, share = self.collective.sum(mine, max(1, k), bucket.step, link, state)
-        mean = total.add_into(bucket.blank(), alpha=1.0 / comm.size)
+        mean = bucket.filled(total, 1.0 / comm.size)
         if not kernels.finite(total.values):
             return _aborted(mean, _unused(bucket, link))
         settle = getattr(self.pick, "settle", None)
@@ -118,7 +118,7 @@ class Select:
         x = flat.residual if isinstance(flat, Sum) else flat
         none = torch.empty(0, dtype=torch.int64, device=x.device)
         indices = torch.cat([none, *chosen])
-        values = x[indices].to(working_dtype(x.dtype))
+        values = kernels.gather(x, indices).to(working_dtype(x.dtype))
         if getattr(self.collective, "ragged", True):
             there = values != 0
             indices, values = indices[there], values[there]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +77,11 @@ def test_demo_with_other_numbers() -> None:
         (("bench", "selectors", "--density", "2"), "density must be in (0, 1], got 2.0"),
         (("bench", "step", "--recipe", "topq(1)"), "unknown recipe 'topq'; known are dense"),
         (("bench", "step", "--recipe", "topk(density=7)"), "density must be in (0, 1], got 7"),
+        (("bench", "step", "--model", "vgg"), "unknown model 'vgg'; built in are mlp, small"),
+        (("bench", "step", "--model", "nowhere:net"), "cannot load the model 'nowhere:net'"),
+        (("bench", "step", "--net", "fast"), "a rate is a number and a unit"),
+        (("bench", "collectives", "--comm", "pigeon"), "comm must be gloo or mpi, got 'pigeon'"),
+        (("bench", "collectives", "--density", "2"), "density must be in (0, 1], got 2.0"),
     ],
 )
 def test_wrong_calls_exit_with_2(arguments: tuple[str, ...], said: str) -> None:
@@ -115,15 +121,60 @@ def test_bench_selectors(tmp_path: Path) -> None:
     assert shares["adtopk(density=0.01)"] == 0 < shares["topk(density=0.01)"]
 
 
+MODEL = """
+import torch
+def tiny(batch):
+    return torch.nn.Sequential(torch.nn.Linear(40, 300), torch.nn.Linear(300, 10)), torch.randn(batch, 40)
+def wrong(batch):
+    return 7
+"""  # noqa: E501
+REFERENCES = [
+    "no communication", "plain DDP", "fp16 hook", "PowerSGD hook", "torch.topk by hand"
+]  # fmt: skip
+
+
 def test_bench_step(tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
+    """A model of the user's, over a network of a given rate where that can be made."""
+    (tmp_path / "mine.py").write_text(MODEL)
     recipe = "topk(density=0.01)"
-    done = thinwire("bench", "step", "--workers", "2", "--rounds", "1", "--recipe", recipe,
-                    "--json", str(out))  # fmt: skip
+    net = "none" if netns.unavailable() else "1gbit"
+    done = run(
+        str(BIN / "thinwire"), "bench", "step", "--workers", "2", "--rounds", "1", "--recipe",
+        recipe, "--model", "mine:tiny", "--net", net, "--json", "rows.json", cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    rows = json.loads(out.read_text())
-    assert [row["name"] for row in rows] == ["no communication", "plain DDP", recipe]
-    assert rows[2]["bytes_sent"] < rows[1]["bytes_sent"] / 20
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == [*REFERENCES, recipe]
+    assert rows[5]["bytes_sent"] < rows[1]["bytes_sent"] / 20
+    done = run(str(BIN / "thinwire"), "bench", "step", "--model", "mine:wrong", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "mine:wrong must return (module, inputs), got int" in " ".join(done.stderr.split())
+
+
+def test_bench_kernels(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    done = thinwire("bench", "kernels", "--n", "200000", "--turns", "1", "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 15
+    assert all(row["seconds"] > 0 and row["unit"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("comm", ["gloo", "mpi"])
+def test_bench_collectives(comm: str, tmp_path: Path) -> None:
+    if comm == "mpi" and shutil.which("mpirun") is None:
+        pytest.skip("no mpirun on this machine")
+    out = tmp_path / "rows.json"
+    done = thinwire("bench", "collectives", "--numel", "20000", "--workers", "3", "--steps", "2",
+                    "--comm", comm, "--json", str(out))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    (trial,) = json.loads(out.read_text())["trials"]
+    sent = {row["name"]: row["bytes_sent"] for row in trial["rows"]}
+    assert sent["dense all-reduce"] == 2 * 2 * 80_000 // 3
+    assert sent["Slots"] == sent["Slots, pairwise"] < sent["AllGather"] < sent["dense all-reduce"]
 
 
 def test_trace(tmp_path: Path) -> None:

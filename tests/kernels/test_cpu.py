@@ -191,6 +191,7 @@ def test_sparse_sums(world):
     ):
         assert torch.equal(mine, theirs)
     index, value = torch.cat(parts), torch.cat(values)
+    assert torch.equal(cpu.gather(draw(n), index), draw(n)[index])
     for alpha in (1.0, -1.0, 1 / 3):
         mine = cpu.scatter_add(draw(n), index, value, alpha)
         assert torch.equal(mine, reference.scatter_add(draw(n), index, value, alpha))
@@ -201,6 +202,8 @@ def test_nothing_is_written_outside():
     for wrong in (-1, 10):
         with pytest.raises(IndexError, match="outside the 10 entries"):
             cpu.scatter_add(out, torch.tensor([3, wrong]), torch.ones(2))
+        with pytest.raises(IndexError, match="outside the 10 entries"):
+            cpu.gather(out, torch.tensor([3, wrong]))
     assert not out.any()
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.lab import collectives as sums
+from thinwire.lab import kernels as inner
 from thinwire.lab import selection
 from thinwire.lab import step as lab
+from thinwire.lab.baselines import ALONE, BASELINES, PLAIN
 from thinwire.lab.rows import unserved
 from thinwire.schedule import checked_density
 
@@ -27,6 +31,16 @@ RECIPES = (
 )  # fmt: skip
 
 
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures here.")]
+
+
+def written(path: Path | None, figures: dict[str, Any]) -> None:
+    """The figures as JSON, if somebody asked for that; dataclasses as their fields."""
+    if path is not None:
+        with reported():
+            path.write_text(json.dumps(figures, indent=2, default=asdict) + "\n")
+
+
 @bench.callback()
 def _commands() -> None:
     """Measure, beside references of the same run."""
@@ -35,26 +49,89 @@ def _commands() -> None:
 @bench.command()
 def step(
     recipe: Annotated[list[str] | None, typer.Option(help="A recipe call; repeatable.")] = None,
+    model: Annotated[
+        str, typer.Option(help="mlp (25.2 M), small (2.1 M), conv (1.1 M), or module:function.")
+    ] = "small",
     workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 4,
+    net: Annotated[str, typer.Option(help="Links of a rate, as 1gbit; none: loopback.")] = "none",
     batch: Annotated[int, typer.Option(min=1, help="Examples a worker.")] = 16,
+    bucket_mb: Annotated[float, typer.Option(min=0.01, help="DDP's fusion threshold.")] = 25.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns each contender gets.")] = 6,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
-    """One training step of a 2.1 M-parameter MLP, on loopback."""
+    """One training step under each recipe, beside what there was before."""
     calls = list(recipe or RECIPES)
-    trial = lab.Trial(batch=batch, rounds=rounds)
-    with reported(), Progress(console=console) as progress:
-        task = progress.add_task("measuring", total=rounds * (len(calls) + 2))
+    trial = lab.Trial(model=model, batch=batch, bucket_mb=bucket_mb, net=net, rounds=rounds)
+    with reported(), Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=rounds * (len(calls) + len(BASELINES)))
         rows = lab.measure(calls, workers, trial, lambda message: progress.advance(task))
     console.print(_table(rows))
+    where = "loopback: nothing is gained by sending less" if net == "none" else f"links of {net}"
     console.print(
-        f"{workers} workers, medians; loopback: nothing is gained by sending less, so this shows "
-        "what compression itself costs."
+        f"{model}, batch {batch}, {workers} workers, medians of {rounds * trial.steps} steps, "
+        f"{where}."
     )
-    if json_file is not None:
-        json_file.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    written(json_file, {"trial": asdict(trial), "workers": workers, "rows": rows})
+
+
+@bench.command("kernels")
+def inner_loops(
+    n: Annotated[int, typer.Option("--n", min=100_000, help="Numbers.")] = 25_000_000,
+    turns: Annotated[int, typer.Option(min=1, help="Turns each contender gets.")] = 9,
+    threads: Annotated[int, typer.Option(min=1, help="Threads, torch's and ours.")] = 1,
+    json_file: JsonFile = None,
+) -> None:
+    """The inner loops, in units of one `add_` over the same numbers."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("kernel")
+    for column in ("ms", "x add_", "torch ms", "x faster"):
+        table.add_column(column, justify="right")
+    rows: list[inner.Row] = []
+    with reported(), Progress(console=console, transient=True) as progress:
+        for row in progress.track(inner.measure(n, turns, threads), total=inner.ROWS):
+            rows.append(row)
+            plain = ["", ""]
+            if row.plain is not None:
+                plain = [f"{1000 * row.plain:.1f}", f"{row.plain / row.seconds:.1f}"]
+            ratio = f"{row.seconds / row.unit:.2f}"
+            table.add_row(row.name, f"{1000 * row.seconds:.2f}", ratio, *plain)
+    console.print(table)
+    unit = 1000 * statistics.median(row.unit for row in rows)
+    console.print(f"{n:,} numbers, {threads} thread(s), medians; one add_ took {unit:.1f} ms.")
+    written(json_file, {"n": n, "threads": threads, "rows": rows})
+
+
+@bench.command("collectives")
+def sparse_sums(
+    numel: Annotated[list[int] | None, typer.Option(help="Gradients; repeatable.")] = None,
+    density: Annotated[list[float] | None, typer.Option(help="Share; repeatable.")] = None,
+    workers: Annotated[list[int] | None, typer.Option(help="Ranks; repeatable.")] = None,
+    comm: Annotated[str, typer.Option(help="gloo, mpi, or gloo,mpi.")] = "gloo",
+    net: Annotated[str, typer.Option(help="Links of a rate, as 1gbit; none: loopback.")] = "none",
+    wire: Annotated[str, typer.Option(help="Values on the wire.")] = "fp32",
+    steps: Annotated[int, typer.Option(min=1, help="A refresh period is 64.")] = 64,
+    json_file: JsonFile = None,
+) -> None:
+    """One bucket with every collective, beside its dense all-reduce."""
+    trials = [
+        sums.Trial(numel=n, density=d, world=w, comm=c, net=net, steps=steps, wire=wire)
+        for n in numel or [4_200_000]
+        for d in density or [0.01]
+        for w in workers or [4]
+        for c in comm.split(",")
+    ]
+    found = []
+    with reported():
+        for trial in trials:
+            rows = _measured(trial)
+            console.print(_sums(rows))
+            where = "loopback" if net == "none" else f"links of {net}"
+            console.print(
+                f"{trial.numel:,} gradients, density {trial.density}, {trial.world} ranks, "
+                f"{trial.comm}, {where}, {trial.wire}; means of {steps} steps.\n"
+            )
+            found.append({"trial": trial, "rows": rows})
+    written(json_file, {"trials": found})
 
 
 @bench.command()
@@ -62,9 +139,7 @@ def selectors(
     n: Annotated[int, typer.Option("--n", min=100, help="Numbers to select from.")] = 1_000_000,
     density: Annotated[float, typer.Option(help="Share to keep.")] = 0.01,
     steps: Annotated[int, typer.Option(min=1, help="Steps of error feedback.")] = 20,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures here.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Every selector beside exact top-k, and the rows of a real model they leave out."""
     table = Table(box=None, pad_edge=False)
@@ -94,24 +169,46 @@ def selectors(
     console.print("Weight rows of the digits model that send nothing in a step:")
     for call, share in shares.items():
         console.print(f"  {call}: {100 * share:.1f} %", highlight=False)
-    if json_file is not None:
-        figures = {"selectors": [asdict(row) for row in rows], "rows that send nothing": shares}
-        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+    written(json_file, {"selectors": rows, "rows that send nothing": shares})
+
+
+def _measured(trial: sums.Trial) -> list[sums.Row]:
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=sums.turns(trial))
+        return sums.measure(trial, lambda name: progress.advance(task))
+
+
+def _sums(rows: list[sums.Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("one bucket")
+    for column in ("ms", "of dense", "dense / it", "KB sent"):
+        table.add_column(column, justify="right")
+    dense = next(row for row in rows if row.name == sums.DENSE)
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{1000 * row.seconds:.1f}",
+            f"{row.seconds / dense.seconds:.3f}",
+            f"{dense.seconds / row.seconds:.2f}",
+            f"{row.bytes_sent / 1024:.1f}",
+        )
+    return table
 
 
 def _table(rows: list[lab.Row]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("step")
-    for column in ("ms", "x DDP", "KB sent", "x less", "exposed ms"):
+    for column in ("ms", "x alone", "DDP / it", "KB sent", "x less", "exposed ms"):
         table.add_column(column, justify="right")
-    plain = next(row for row in rows if row.name == lab.PLAIN)
+    alone, plain = (next(row for row in rows if row.name == name) for name in (ALONE, PLAIN))
     for row in rows:
         fewer = f"{row.bytes_dense / row.bytes_sent:.1f}" if row.bytes_sent else ""
         exposed = "" if row.exposed != row.exposed else f"{1000 * row.exposed:.1f}"
         table.add_row(
             row.name,
             f"{1000 * row.seconds:.1f}",
-            f"{row.seconds / plain.seconds:.2f}",
+            f"{row.seconds / alone.seconds:.2f}",
+            f"{plain.seconds / row.seconds:.2f}",
             f"{row.bytes_sent / 1024:.1f}",
             fewer,
             exposed,

@@ -1,12 +1,14 @@
 """The one place that decides which code does the inner loops.
 
 `reference` (plain torch) defines every kernel and serves every device and precision. Faster ones
-return the same: `cpu` (Numba, single precision), loaded with the first attach or when first needed.
+return the same, for single precision: `cpu` (Numba) and `gpu` (Triton), loaded at the first attach
+or when first needed.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
@@ -15,11 +17,11 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import reference
-from thinwire.kernels.reference import Memo, finite
+from thinwire.kernels.reference import Memo
 
 __all__ = [
-    "above", "accumulate", "add_topk", "finite", "merged", "rice_decode", "rice_encode",
-    "rice_size", "scatter_add", "topk", "warm",
+    "above", "accumulate", "add_topk", "ascending", "filled", "finite", "gather", "merged",
+    "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk", "warm",
 ]  # fmt: skip
 
 
@@ -54,10 +56,34 @@ def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:
     return found
 
 
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """The entries at these positions."""
+    values: Tensor = _floats(x).gather(x, indices)
+    return values
+
+
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
     """out[indices] += alpha * values, in their order."""
     done: Tensor = _floats(out, values).scatter_add(out, indices, values, alpha)
     return done
+
+
+def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
+    """out = 0, then out[indices] += alpha * values; best where the indices ascend in long runs."""
+    done: Tensor = _floats(out, values).filled(out, indices, values, alpha)
+    return done
+
+
+def finite(x: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, in one read."""
+    clean: bool = _floats(x).finite(x)
+    return clean
+
+
+def ascending(indices: Tensor, numel: int) -> bool:
+    """Whether these positions ascend strictly, from 0 on, and stay below numel."""
+    well: bool = _bits(indices).ascending(indices, numel)
+    return well
 
 
 def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -86,14 +112,22 @@ def rice_decode(data: Tensor, k: int, numel: int) -> Tensor | None:
 
 def _floats(*tensors: Tensor) -> ModuleType:
     """Who serves these: kernels are for single precision that lies in one piece."""
+    kind = tensors[0].device.type
     for x in tensors:
-        if x.device.type != "cpu" or x.dtype != torch.float32 or not x.is_contiguous():
+        if x.device.type != kind or x.dtype != torch.float32 or not x.is_contiguous():
             return reference
-    return _loaded("cpu")
+    if kind == "cpu":
+        return _loaded("cpu")
+    return _loaded("gpu") if kind == "cuda" and _has_triton() else reference
 
 
 def _bits(x: Tensor) -> ModuleType:
     return _loaded("cpu") if x.device.type == "cpu" else reference
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @cache

@@ -14,6 +14,8 @@ from numba import njit, types, uint8, uint64
 from thinwire.kernels.lanes import first
 from thinwire.kernels.rice import GROUP, MOST
 
+BLOCK = 16_384  # numbers that stay in the nearest cache while they are written
+
 _bytes, _longs, _floats = types.uint8[::1], types.int64[::1], types.float32[::1]
 _long, _float, _flag = types.int64, types.float32, types.boolean
 _compiled = partial(njit, nogil=True, cache=True, error_model="numpy")
@@ -105,6 +107,16 @@ def rice_read(groups, low, unary, numel, out):
     return 0 if bits == 0 and b == unary.size else -2
 
 
+@_compiled(_flag(_floats, _longs, _floats))
+def gather(x, indices, out):
+    """out = x[indices]; False if one is outside."""
+    for i in range(indices.size):
+        if indices[i] < 0 or indices[i] >= x.size:
+            return False
+        out[i] = x[indices[i]]
+    return True
+
+
 @_compiled(_flag(_floats, _longs, _floats, _float))
 def scatter_add(out, indices, values, alpha):
     """out[indices] += alpha * values, in order; False, and nothing is done, if one is outside."""
@@ -114,6 +126,46 @@ def scatter_add(out, indices, values, alpha):
     for i in range(indices.size):
         out[indices[i]] += alpha * values[i]
     return True
+
+
+@_compiled(_flag(_floats, _longs, _floats, _float))
+def fill(out, indices, values, alpha):
+    """out = 0, then out[indices] += alpha * values, a block at a time while it is in cache.
+
+    The indices ascend, but for a few places where another payload begins. False, and out is not to
+    be used, if one is outside.
+    """
+    starts = 0
+    for i in range(indices.size):
+        if indices[i] < 0 or indices[i] >= out.size:
+            return False
+        starts += i == 0 or indices[i] < indices[i - 1]
+    at, ends, run = np.empty(starts, np.int64), np.empty(starts, np.int64), -1
+    for i in range(indices.size):
+        if i == 0 or indices[i] < indices[i - 1]:
+            run += 1
+            at[run] = i
+        ends[run] = i + 1
+    for start in range(0, out.size, BLOCK):
+        stop = min(out.size, start + BLOCK)
+        out[start:stop] = 0
+        for run in range(starts):
+            i, end = at[run], ends[run]
+            while i < end and indices[i] < stop:
+                out[indices[i]] += alpha * values[i]
+                i += 1
+            at[run] = i
+    return True
+
+
+@_compiled(_flag(_longs, _long))
+def ascending(indices, numel):
+    """Whether they ascend from 0 on and stay below numel."""
+    last, well = np.int64(-1), True
+    for i in range(indices.size):
+        well &= indices[i] > last
+        last = indices[i]
+    return well and last < numel
 
 
 @_compiled(_long(_longs, _floats, _longs, _floats, _longs, _floats))

@@ -12,6 +12,7 @@ when they are collected.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -32,6 +33,8 @@ AIM = 1.2  # candidates the next guess should let through, in units of k
 ROW = 65_536  # entries up to which a row is swept twice, in cache, rather than guessed at
 PART = 262_144  # entries worth a thread
 SAMPLE = 32_768
+MOST_FOUND = 6  # candidates that are written down, in units of k
+_own = threading.local()
 NEVER = np.uint32(INFINITE + 1)  # an edge that nothing reaches
 
 
@@ -63,7 +66,15 @@ def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (
     """See `reference.above`."""
     values = _numpy(x)
     found, _, count, _ = _swept(values, values[:0], np.float32(1), _key(edge), most)
-    return _tensor(found[:most]), count
+    return _tensor(found[:most].copy()), count
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """See `reference.gather`."""
+    out = np.empty(indices.numel(), np.float32)
+    if not codes.gather(_numpy(x), _numpy(indices), out):
+        raise IndexError(f"indices outside the {x.numel()} entries that are asked for")
+    return _tensor(out)
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
@@ -83,6 +94,27 @@ def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor,
         size = codes.merge(index, value, _numpy(other), _numpy(more), where, sums)
         index, value = where[:size], sums[:size]
     return _tensor(index), _tensor(value)
+
+
+def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """See `reference.filled`."""
+    if not codes.fill(_numpy(out), _numpy(indices), _numpy(values), np.float32(alpha)):
+        raise IndexError(f"indices outside the {out.numel()} entries that they are written into")
+    return out
+
+
+def finite(x: Tensor) -> bool:
+    """See `reference.finite`."""
+    values = _numpy(x)
+    found, keys = np.empty(0, np.int64), np.empty(0, np.uint32)
+    infinite = np.uint32(INFINITE)
+    count, _ = loops.sweep(values, _bits(values), values[:0], np.float32(1), infinite, found, keys)
+    return bool(count == 0)
+
+
+def ascending(indices: Tensor, numel: int) -> bool:
+    """See `reference.ascending`."""
+    return bool(codes.ascending(_numpy(indices), numel))
 
 
 def rice_size(indices: Tensor) -> int:
@@ -136,13 +168,14 @@ def _topk(rows: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo) -> tuple
 def _flat(x: Array, grad: Array, alpha: np.float32, k: int, memo: Memo) -> tuple[Array, bool]:
     guess = memo.get("guess")
     edge = _sampled(x, grad, alpha, k) if guess is None else _key(guess)
-    most = 2 * k + 4096
+    most = MOST_FOUND * k + 4096
     found, keys, count, finite = _swept(x, grad, alpha, edge, most)
     if not k <= count <= most:
         edge, most = _counted(x, k)
         found, keys, count, _ = _swept(x, x[:0], alpha, edge, most)
     kth = np.partition(keys, count - k)[count - k]
-    memo["guess"] = _next(_value(edge), _value(kth), count / k)
+    memo["guess"] = _next(_value(edge), _value(kth), memo.get("edge"), count / k)
+    memo["edge"] = _value(kth)
     out = np.empty(k, np.int64)
     loops.cut(found, keys, kth, k, out)
     return out, finite
@@ -155,7 +188,7 @@ def _swept(
 
     def part(start: int, stop: int) -> tuple[Array, Array, int, bool]:
         room = min(most, stop - start) + LANES
-        found, keys = np.empty(room, np.int64), np.empty(room, np.uint32)
+        found, keys = _scratch(room)
         here, steps = x[start:stop], grad[start:stop]
         count, finite = loops.sweep(here, _bits(here), steps, alpha, edge, found, keys)
         held = min(count, room)
@@ -164,7 +197,7 @@ def _swept(
 
     parts = _in_parts(x.size, part)
     if len(parts) == 1:
-        return parts[0]
+        return parts[0]  # in scratch: of use until the next sweep of this thread
     found, keys = (np.concatenate([one[i] for one in parts]) for i in (0, 1))
     return found, keys, sum(one[2] for one in parts), all(one[3] for one in parts)
 
@@ -192,15 +225,17 @@ def _counted(x: Array, k: int) -> tuple[np.uint32, int]:
     return np.uint32((counts.size - 1 - place) << loops.LOW), int(reached[place])
 
 
-def _next(guess: float, kth: float, share: float) -> float:
-    """A guess for the next step: if this one's magnitudes came again, it would let AIM k through.
+def _next(guess: float, kth: float, last: float | None, share: float) -> float:
+    """A guess for the next step, which should let AIM times k through.
 
-    Counts fall like a power of the edge near it; two points of that line are known.
+    Counts fall like a power of the edge near it, and two points of that line are known. A residual
+    that still grows takes the edge with it: the last growth comes again, or most of it.
     """
+    grown = kth + 0.7 * min(max(0.0, kth - last), kth) if last else kth
     if not 0 < guess < kth < math.inf or share <= 1.0:
-        return 0.95 * kth
+        return 0.95 * grown
     steepness = math.log(share) / math.log(kth / guess)
-    return kth * max(0.5, float(AIM ** (-1 / steepness)))
+    return grown * max(0.5, float(AIM ** (-1 / steepness)))
 
 
 def _by_row(x: Array, grad: Array, alpha: np.float32, c: int, k: int) -> tuple[Array, bool]:
@@ -231,6 +266,14 @@ def _in_parts(n: int, work: Callable[[int, int], T], unit: int = PART) -> list[T
         return [work(0, n)]
     edges = [n * i // count for i in range(count + 1)]
     return list(_pool().map(work, edges[:-1], edges[1:]))
+
+
+def _scratch(room: int) -> tuple[Array, Array]:
+    """This thread's buffers for what is found: fresh memory every step would cost page faults."""
+    held: tuple[Array, Array] | None = getattr(_own, "found", None)
+    if held is None or held[0].size < room:
+        held = _own.found = np.empty(room, np.int64), np.empty(room, np.uint32)
+    return held[0][:room], held[1][:room]
 
 
 @cache

@@ -12,8 +12,8 @@ from torch import Tensor
 from thinwire.kernels.rice import rice_decode, rice_encode, rice_size
 
 __all__ = [
-    "above", "accumulate", "add_topk", "finite", "merged", "rice_decode", "rice_encode",
-    "rice_size", "scatter_add", "topk",
+    "above", "accumulate", "add_topk", "ascending", "filled", "finite", "gather", "merged",
+    "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
 ]  # fmt: skip
 Memo = MutableMapping[str, Any]
 
@@ -90,10 +90,28 @@ def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (
     return found[:most], found.numel()
 
 
+def gather(x: Tensor, indices: Tensor) -> Tensor:  # (n,), (k,) -> (k,)
+    """The entries at these positions."""
+    return x[indices]
+
+
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
     """out[indices] += alpha * values; an index that stands twice counts twice, in that order."""
     # index_add_ on the CPU runs in index order, so every rank rounds alike.
     return out.index_add_(0, indices, values.to(out.dtype), alpha=alpha)
+
+
+def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out = 0, then `scatter_add`."""
+    return scatter_add(out.zero_(), indices, values, alpha)
+
+
+def ascending(indices: Tensor, numel: int) -> bool:
+    """Whether these positions ascend strictly, from 0 on, and stay below numel."""
+    if indices.numel() == 0:
+        return True
+    inside = int(indices[0]) >= 0 and int(indices[-1]) < numel
+    return inside and bool((indices.diff() > 0).all())
 
 
 def merged(

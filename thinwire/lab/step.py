@@ -1,7 +1,7 @@
 """How long a training step takes under a recipe, beside its references, in one run.
 
-The references: no communication at all, and plain DDP. Contenders take turns, a few steps each,
-so that whatever else the machine does hits all of them alike; figures are medians.
+Contenders take turns, a few steps each, so that whatever else the machine does hits all of them
+alike; figures are medians.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes
 from thinwire.engine.ddp import attach
-from thinwire.lab import workers
-
-ALONE = "no communication"
-PLAIN = "plain DDP"
+from thinwire.lab import models, workers
+from thinwire.lab.baselines import BASELINES, Baseline
+from thinwire.plan import units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,12 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is measured: an MLP, and how often."""
+    """What is measured, how often, over which network."""
 
-    layers: int = 8
-    width: int = 512
+    model: str = "small"
     batch: int = 16
+    bucket_mb: float = 25.0
+    net: str = "none"
     rounds: int = 6
     steps: int = 5  # a turn
 
@@ -56,54 +57,73 @@ def measure(
     """A row for each reference and each recipe."""
     for call in calls:
         recipes.parse(call)  # a bad call is the caller's error, before any process is started
-    result: list[Row] = workers.run(world, _worker, calls, trial, on_report=on_report)[0]
+    models.maker(trial.model)
+    if trial.net != "none":
+        units.rate(trial.net)
+    result: list[Row] = workers.run(
+        world, _worker, calls, trial, on_report=on_report, net=trial.net
+    )[0]
     return result
 
 
+class _Ours:
+    """A DDP model with a recipe, seen as a baseline is."""
+
+    def __init__(self, call: str, net: nn.Module, optimizer: torch.optim.Optimizer, mb: float):
+        self.model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=mb)
+        self.sync = attach(self.model, recipes.parse(call), optimizer=optimizer)
+
+    def backward(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def finish(self) -> None:
+        """The mean is there when backward ends."""
+
+
 class _Contender:
-    def __init__(self, name: str, trial: Trial, rank: int) -> None:
+    def __init__(self, name: str, trial: Trial) -> None:
         torch.manual_seed(0)
-        layers = [nn.Linear(trial.width, trial.width) for _ in range(trial.layers)]
         self.name = name
-        self._net = nn.Sequential(*layers)
-        self._model = DistributedDataParallel(self._net, gradient_as_bucket_view=True)
-        self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01)
-        self._sync = None
-        if name not in (ALONE, PLAIN):
-            recipe = recipes.parse(name)
-            self._sync = attach(self._model, recipe, optimizer=self._optimizer)
-        self._batch = torch.randn(trial.batch, trial.width)
+        net, self._inputs = models.make(trial.model, trial.batch)
+        self._numel = sum(p.numel() for p in net.parameters())
+        self._optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        self._way = (
+            Baseline(name, net, trial.bucket_mb)
+            if name in BASELINES
+            else _Ours(name, net, self._optimizer, trial.bucket_mb)
+        )
         self.seconds: list[float] = []
 
     def turn(self, steps: int) -> None:
+        dist.barrier()
         for _ in range(steps):
             begin = time.perf_counter()
-            alone = self._model.no_sync() if self.name == ALONE else nullcontext()
-            with alone:
-                self._model(self._batch).pow(2).mean().backward()
+            with self._way.backward():
+                models.loss_of(self._way.model(*self._inputs)).backward()
+            self._way.finish()
             self._optimizer.step()
             self._optimizer.zero_grad()
             self.seconds.append(time.perf_counter() - begin)
 
     def row(self, world: int) -> Row:
-        numel = sum(p.numel() for p in self._net.parameters())
-        dense = 2 * (world - 1) / world * 4 * numel
-        sent, exposed = (0.0 if self.name == ALONE else dense), float("nan")
-        if self._sync is not None:
-            metrics = self._sync.metrics()
+        exposed = float("nan")
+        if isinstance(self._way, _Ours):
+            metrics = self._way.sync.metrics()
             sent = metrics["bytes_sent"] / metrics["steps"]
             exposed = metrics["seconds"]["exposed"] / metrics["steps"]
+        else:
+            sent = self._way.bytes_sent
         return Row(
             name=self.name,
             seconds=statistics.median(self.seconds),
             bytes_sent=sent,
-            bytes_dense=dense,
+            bytes_dense=2 * (world - 1) / world * 4 * self._numel,
             exposed=exposed,
         )
 
 
 def _worker(rank: int, world: int, report: Any, calls: list[str], trial: Trial) -> list[Row]:
-    contenders = [_Contender(name, trial, rank) for name in (ALONE, PLAIN, *calls)]
+    contenders = [_Contender(name, trial) for name in (*BASELINES, *calls)]
     for contender in contenders:
         contender.turn(3)  # buckets are rebuilt after the first step
         contender.seconds.clear()

@@ -10,7 +10,6 @@ from thinwire.collectives.spardl import BlockQuota
 from thinwire.collectives.split import SplitReduce
 from thinwire.protocols import Memory, Reducer
 from thinwire.recipes.options import Densities, Merge, schedulable, sparse
-from thinwire.selectors.estimators import histogram
 from thinwire.selectors.threshold import Threshold, exact
 from thinwire.selectors.topk import topk as _topk
 from thinwire.wire import Wire
@@ -73,10 +72,8 @@ def oktopk(
     are coded; with `faithful` the published method. Source: Li & Hoefler, PPoPP 2022,
     arXiv 2201.07598; the default is our own after it (docs/communication.md).
     """
-    if faithful:
-        pick = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
-    else:
-        pick = Threshold(estimate=histogram, correct=(0.9, 1.1), capacity=1.1)
+    published = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
+    pick = published if faithful else _topk
     coded = as_wire(wire, "int32" if faithful else "auto")
     return sparse(
         pick, whole, density=density, collective=collective,

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.layout import Layout
 from thinwire.protocols import WireError
 from thinwire.wire.packing import pack, packed_bytes, unpack
@@ -217,10 +218,8 @@ def spread(of_row: Tensor, counts: Tensor, k: int) -> Tensor:
 
 def checked(indices: Tensor, numel: int) -> Tensor:
     """These positions, if they ascend and lie inside the bucket."""
-    if indices.numel():
-        first, last = int(indices[0]), int(indices[-1])
-        if not (first >= 0 and last < numel) or not bool((indices.diff() > 0).all()):
-            raise WireError(f"indices from the wire do not ascend within {numel} entries")
+    if not kernels.ascending(indices, numel):
+        raise WireError(f"indices from the wire do not ascend within {numel} entries")
     return indices
 
 

@@ -1,0 +1,89 @@
+"""What a step is measured with: a few built-in models, or a function of the user's.
+
+A maker is a function of the batch size that returns a module and the inputs it is called with. A
+module that returns a single number is taken to return its loss; of anything else the mean of the
+squares is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Made = tuple[nn.Module, tuple[Any, ...]]
+Maker = Callable[[int], Made]
+
+
+def mlp(batch: int) -> Made:
+    """24 linear layers of 1024: 25.2 M parameters."""
+    return _linear(24, 1024, batch)
+
+
+def small(batch: int) -> Made:
+    """8 linear layers of 512: 2.1 M parameters."""
+    return _linear(8, 512, batch)
+
+
+def conv(batch: int) -> Made:
+    """Six convolutions of growing width on 32 x 32 pictures, and one linear layer: 1.1 M."""
+    layers: list[nn.Module] = []
+    width = 3
+    for wider, stride in ((32, 1), (64, 2), (128, 2), (128, 1), (256, 2), (256, 1)):
+        layers += [nn.Conv2d(width, wider, 3, stride, padding=1), nn.BatchNorm2d(wider), nn.ReLU()]
+        width = wider
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    return net, (torch.randn(batch, 3, 32, 32),)
+
+
+BUILT_IN: dict[str, Maker] = {"mlp": mlp, "small": small, "conv": conv}
+
+
+def maker(name: str) -> Maker:
+    """A built-in model by name, or `module:function` from the current folder or the path."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    place, colon, function = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"unknown model {name!r}; built in are {', '.join(BUILT_IN)}, or give module:function"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(place), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"cannot load the model {name!r}: {error}; give a function of the batch size that "
+            "returns (module, inputs)"
+        ) from None
+    made: Maker = found
+    return made
+
+
+def make(name: str, batch: int) -> Made:
+    """The model and its inputs, or a ValueError that says what was wrong with them."""
+    made = maker(name)(batch)
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise ValueError(f"{name} must return (module, inputs), got {type(made).__name__}")
+    net, inputs = made
+    return net, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+
+
+def loss_of(output: Any) -> Tensor:
+    """A number to descend on."""
+    if hasattr(output, "loss") and isinstance(output.loss, Tensor):  # as Hugging Face has it
+        return output.loss
+    if not isinstance(output, Tensor):
+        raise ValueError(f"the model must return a tensor, got {type(output).__name__}")
+    return output if output.dim() == 0 else output.square().mean()
+
+
+def _linear(layers: int, width: int, batch: int) -> Made:
+    net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+    return net, (torch.randn(batch, width),)
