@@ -193,7 +193,7 @@ def ascending(payload: Sparse) -> Sparse:
     """The same entries in the order of their indices, as wires want them."""
     if kernels.ascending(payload.indices, payload.numel):
         return payload
-    order = payload.indices.argsort()
+    order = payload.indices.argsort(stable=True)
     return Sparse(payload.indices[order], payload.values[order], payload.numel)
 
 
@@ -205,4 +205,4 @@ def added(payloads: list[Sparse]) -> Sparse:
 
 def only(payload: Sparse, kept: Tensor) -> Sparse:
     """Those of its entries for which the mask is set."""
-    return Sparse(payload.indices[kept], payload.values[kept], payload.numel)
+    return Sparse(*kernels.compress(payload.indices, payload.values, kept), payload.numel)

@@ -120,8 +120,7 @@ class Select:
         indices = torch.cat([none, *chosen])
         values = kernels.gather(x, indices).to(working_dtype(x.dtype))
         if getattr(self.collective, "ragged", True):
-            there = values != 0
-            indices, values = indices[there], values[there]
+            indices, values = kernels.compress(indices, values, values != 0)
         if not bucket.finite:  # poison the sum, so that every rank learns of it
             runs = bucket.layout.runs
             if not indices.numel() and runs:  # a selector that chose nothing still has to tell

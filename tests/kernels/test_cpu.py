@@ -197,6 +197,45 @@ def test_sparse_sums(world):
         assert torch.equal(mine, reference.scatter_add(draw(n), index, value, alpha))
 
 
+def test_lists_of_indices():
+    """Ascending or not, inside or not; members, also of nothing; flags."""
+    index = torch.arange(0, 900, 3)
+    for some, numel in ((index, 900), (index, 897), (index.flip(0), 900), (index - 1, 900),
+                        (torch.tensor([1, 1]), 5), (index[:0], 0)):  # fmt: skip
+        assert cpu.ascending(some, numel) == reference.ascending(some, numel)
+    for others in (torch.arange(0, 900, 2), index[:0], index[5:9], index + 1):
+        assert torch.equal(cpu.member(index, others), reference.member(index, others))
+        assert torch.equal(cpu.member(others, index), reference.member(others, index))
+    values = draw(300)
+    for kept in (values > 0, values > 99, values < 99):
+        pairs = zip(cpu.compress(index, values, kept), (index[kept], values[kept]), strict=True)
+        assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("n", [1, 100, 50_000])
+def test_a_mean_is_written_in_one_go(n):
+    """Several payloads one after the other, some of them empty, into a buffer full of rubbish."""
+    parts = [torch.arange(min(r, n), n, 7 + r) for r in range(4)]
+    index = torch.cat(parts)
+    value = draw(index.numel())
+    expected = reference.scatter_add(torch.zeros(n), index, value, 0.25)
+    assert torch.equal(cpu.filled(torch.full((n,), 9.0), index, value, 0.25), expected)
+    assert torch.equal(reference.filled(torch.full((n,), 9.0), index, value, 0.25), expected)
+    assert not cpu.filled(torch.ones(n), index[:0], value[:0], 1.0).any()
+    with pytest.raises(IndexError, match="outside"):
+        cpu.filled(torch.ones(n), torch.tensor([n]), torch.ones(1), 1.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_finite(bad):
+    for n in (1, 31, 32, 1000):
+        assert cpu.finite(3e38 * torch.ones(n))
+        for place in (0, n // 2, n - 1):
+            x = torch.zeros(n)
+            x[place] = bad
+            assert not cpu.finite(x)
+
+
 def test_nothing_is_written_outside():
     out = torch.zeros(10)
     for wrong in (-1, 10):

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 import torch
 
+from thinwire import kernels
 from thinwire.collectives.select import difference, given_up, largest, share, surviving
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Payload, Sparse, added, only, together
+from thinwire.payload import Payload, Sparse, added, ascending, only, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -69,7 +70,7 @@ class GTopK:
             hop *= 2
         if guest is not None and theirs is not None:
             link.phase("to guest")
-            alive = torch.isin(guest.indices, theirs.indices)
+            alive = kernels.member(guest.indices, ascending(theirs).indices)
             Link(link.comm, Wire(indices=link.wire.indices)).send(total, rank + square, size)
             link.comm.exchange(alive.to(torch.uint8), rank + square, None, 0)
         return total, share([own], [owed], mine.numel)

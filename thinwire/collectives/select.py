@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from thinwire import kernels
-from thinwire.payload import Owed, Parts, Payload, Sparse, only
+from thinwire.payload import Owed, Parts, Payload, Sparse, ascending, only
 
 
 def largest(payload: Sparse, count: int) -> Sparse:
@@ -21,12 +21,14 @@ def largest(payload: Sparse, count: int) -> Sparse:
 
 def surviving(own: Sparse, total: Sparse) -> Sparse:
     """Those of my entries that are still in the sum."""
-    return only(own, torch.isin(own.indices, total.indices))
+    own = ascending(own)
+    return only(own, kernels.member(own.indices, ascending(total).indices))
 
 
 def given_up(before: Sparse, after: Sparse) -> Sparse:
     """What a cut took out of a sum, as a share: its negative."""
-    rest = only(before, ~torch.isin(before.indices, after.indices))
+    before = ascending(before)
+    rest = only(before, ~kernels.member(before.indices, ascending(after).indices))
     return Sparse(rest.indices, -rest.values, rest.numel)
 
 

@@ -178,9 +178,10 @@ def sketch(sums: Tensor, reference: float) -> Tensor:  # (m,) -> (2 + BINS,) flo
     size = sums.abs().to(torch.float32)
     if not 0 < reference < math.inf:
         reference = float(size.max()) / 4 if size.numel() else 0.0
-    edges = torch.arange(BINS, device=size.device) / OCTAVE - BINS / OCTAVE / 2
-    reached = torch.searchsorted(size.sort().values, reference * 2.0**edges)
-    counts = (size.numel() - reached).to(torch.float32)
+    place = ((size / reference).log2() * OCTAVE + BINS / 2).floor().clamp(-1, BINS - 1)
+    bins = place.nan_to_num(-1.0).to(torch.int64) + 1  # NaN: of nothing but zeros, or a NaN
+    counts = torch.bincount(bins, minlength=BINS + 1).flip(0).cumsum(0).flip(0)[1:]
+    counts = counts.to(torch.float32)
     return torch.cat([counts.new_tensor([reference, size.numel()]), counts])
 
 

@@ -20,8 +20,8 @@ from thinwire.kernels import reference
 from thinwire.kernels.reference import Memo
 
 __all__ = [
-    "above", "accumulate", "add_topk", "ascending", "filled", "finite", "gather", "merged",
-    "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk", "warm",
+    "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
+    "member", "merged", "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk", "warm",
 ]  # fmt: skip
 
 
@@ -84,6 +84,18 @@ def ascending(indices: Tensor, numel: int) -> bool:
     """Whether these positions ascend strictly, from 0 on, and stay below numel."""
     well: bool = _bits(indices).ascending(indices, numel)
     return well
+
+
+def member(indices: Tensor, others: Tensor) -> Tensor:
+    """Which of the indices are among the others; both ascend."""
+    found: Tensor = _bits(indices).member(indices, others)
+    return found
+
+
+def compress(indices: Tensor, values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of a payload whose flag is set."""
+    few: tuple[Tensor, Tensor] = _floats(values).compress(indices, values, kept)
+    return few
 
 
 def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from thinwire.kernels.rice import GROUP, MOST
 BLOCK = 16_384  # numbers that stay in the nearest cache while they are written
 
 _bytes, _longs, _floats = types.uint8[::1], types.int64[::1], types.float32[::1]
+_flags = types.boolean[::1]
 _long, _float, _flag = types.int64, types.float32, types.boolean
 _compiled = partial(njit, nogil=True, cache=True, error_model="numpy")
 
@@ -166,6 +167,27 @@ def ascending(indices, numel):
         well &= indices[i] > last
         last = indices[i]
     return well and last < numel
+
+
+@_compiled(types.void(_longs, _longs, _flags))
+def member(indices, others, out):
+    """Which of the ascending indices are among the others, ascending too."""
+    j = 0
+    for i in range(indices.size):
+        while j < others.size and others[j] < indices[i]:
+            j += 1
+        out[i] = j < others.size and others[j] == indices[i]
+
+
+@_compiled(_long(_longs, _floats, _flags, _longs, _floats))
+def compress(indices, values, kept, out_indices, out):
+    """The entries whose flag is set; how many they are."""
+    w = 0
+    for i in range(indices.size):
+        out_indices[w] = indices[i]
+        out[w] = values[i]
+        w += kept[i]
+    return w
 
 
 @_compiled(_long(_longs, _floats, _longs, _floats, _longs, _floats))

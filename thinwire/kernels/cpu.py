@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -22,10 +22,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels import codes, loops
+from thinwire.kernels import loops
 from thinwire.kernels.lanes import INFINITE, LANES
-from thinwire.kernels.rice import GROUP, MOST
+from thinwire.kernels.sparse import (
+    array as _numpy,
+)
+from thinwire.kernels.sparse import (
+    ascending,
+    compress,
+    filled,
+    gather,
+    member,
+    merged,
+    rice_decode,
+    rice_encode,
+    rice_size,
+    scatter_add,
+)
+from thinwire.kernels.sparse import tensor as _tensor
 
+__all__ = [
+    "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
+    "member", "merged", "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
+]  # fmt: skip
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 Memo = MutableMapping[str, Any]
@@ -69,40 +88,6 @@ def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (
     return _tensor(found[:most].copy()), count
 
 
-def gather(x: Tensor, indices: Tensor) -> Tensor:
-    """See `reference.gather`."""
-    out = np.empty(indices.numel(), np.float32)
-    if not codes.gather(_numpy(x), _numpy(indices), out):
-        raise IndexError(f"indices outside the {x.numel()} entries that are asked for")
-    return _tensor(out)
-
-
-def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
-    """See `reference.scatter_add`."""
-    weight = np.float32(alpha)
-    if not codes.scatter_add(_numpy(out), _numpy(indices), _numpy(values), weight):
-        raise IndexError(f"indices outside the {out.numel()} entries that they are added into")
-    return out
-
-
-def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """See `reference.merged`."""
-    index, value = _numpy(indices[0]), _numpy(values[0])
-    for other, more in zip(indices[1:], values[1:], strict=True):
-        size = index.size + other.numel()
-        where, sums = np.empty(size, np.int64), np.empty(size, np.float32)
-        size = codes.merge(index, value, _numpy(other), _numpy(more), where, sums)
-        index, value = where[:size], sums[:size]
-    return _tensor(index), _tensor(value)
-
-
-def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
-    """See `reference.filled`."""
-    if not codes.fill(_numpy(out), _numpy(indices), _numpy(values), np.float32(alpha)):
-        raise IndexError(f"indices outside the {out.numel()} entries that they are written into")
-    return out
-
-
 def finite(x: Tensor) -> bool:
     """See `reference.finite`."""
     values = _numpy(x)
@@ -110,47 +95,6 @@ def finite(x: Tensor) -> bool:
     infinite = np.uint32(INFINITE)
     count, _ = loops.sweep(values, _bits(values), values[:0], np.float32(1), infinite, found, keys)
     return bool(count == 0)
-
-
-def ascending(indices: Tensor, numel: int) -> bool:
-    """See `reference.ascending`."""
-    return bool(codes.ascending(_numpy(indices), numel))
-
-
-def rice_size(indices: Tensor) -> int:
-    """See `rice.rice_size`."""
-    groups = np.empty(-(-indices.numel() // GROUP), np.uint8)
-    unary, low = codes.rice_sizes(_numpy(indices), groups)
-    return int(groups.size + -(-low // 8) + -(-unary // 8))
-
-
-def rice_encode(indices: Tensor) -> Tensor:
-    """See `rice.rice_encode`."""
-    index = _numpy(indices)
-    head = -(-index.size // GROUP)
-    groups = np.empty(head, np.uint8)
-    unary, low = codes.rice_sizes(index, groups)
-    cut = head + -(-low // 8)
-    out = np.zeros(cut + -(-unary // 8), np.uint8)
-    out[:head] = groups
-    codes.rice_write(index, groups, out[head:cut], out[cut:])
-    return _tensor(out)
-
-
-def rice_decode(data: Tensor, k: int, numel: int) -> Tensor | None:
-    """See `rice.rice_decode`."""
-    message, head = _numpy(data.contiguous()), -(-k // GROUP)
-    groups = message[:head]
-    if groups.size != head or (head and int(groups.max()) > MOST):
-        return None
-    bits = int(groups.sum(dtype=np.int64)) * GROUP
-    if head:
-        bits -= (head * GROUP - k) * int(groups[-1])
-    cut = head + -(-bits // 8)
-    out = np.empty(k, np.int64)
-    if message.size < cut or codes.rice_read(groups, message[head:cut], message[cut:], numel, out):
-        return None
-    return _tensor(out)
 
 
 def _topk(rows: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo) -> tuple[Tensor, bool]:
@@ -193,11 +137,13 @@ def _swept(
         count, finite = loops.sweep(here, _bits(here), steps, alpha, edge, found, keys)
         held = min(count, room)
         found[:held] += start
+        if stop - start < x.size:  # the next part may be this thread's too
+            return found[:held].copy(), keys[:held].copy(), count, finite
         return found[:held], keys[:held], count, finite
 
     parts = _in_parts(x.size, part)
     if len(parts) == 1:
-        return parts[0]  # in scratch: of use until the next sweep of this thread
+        return parts[0]  # in scratch: of use until the next sweep
     found, keys = (np.concatenate([one[i] for one in parts]) for i in (0, 1))
     return found, keys, sum(one[2] for one in parts), all(one[3] for one in parts)
 
@@ -279,14 +225,6 @@ def _scratch(room: int) -> tuple[Array, Array]:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="thinwire kernel")
-
-
-def _numpy(x: Tensor) -> Array:
-    return x.detach().view(-1).numpy()
-
-
-def _tensor(x: Array) -> Tensor:
-    return torch.from_numpy(x).as_strided((x.size,), (1,))  # of nothing NumPy strides as it likes
 
 
 def _bits(x: Array) -> Array:

@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels import reference
-from thinwire.kernels.reference import ascending, finite, gather
+from thinwire.kernels.reference import ascending, compress, finite, gather, member
 from thinwire.kernels.rice import rice_decode, rice_encode, rice_size
 
 __all__ = [
-    "above", "accumulate", "add_topk", "ascending", "filled", "finite", "gather", "merged",
-    "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
+    "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
+    "member", "merged", "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
 ]  # fmt: skip
 Memo = MutableMapping[str, Any]
 BLOCK = 1024

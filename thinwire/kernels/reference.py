@@ -12,8 +12,8 @@ from torch import Tensor
 from thinwire.kernels.rice import rice_decode, rice_encode, rice_size
 
 __all__ = [
-    "above", "accumulate", "add_topk", "ascending", "filled", "finite", "gather", "merged",
-    "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
+    "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
+    "member", "merged", "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
 ]  # fmt: skip
 Memo = MutableMapping[str, Any]
 
@@ -112,6 +112,16 @@ def ascending(indices: Tensor, numel: int) -> bool:
         return True
     inside = int(indices[0]) >= 0 and int(indices[-1]) < numel
     return inside and bool((indices.diff() > 0).all())
+
+
+def member(indices: Tensor, others: Tensor) -> Tensor:  # (k,), (m,) -> (k,) bool
+    """Which of the indices are among the others; both ascend."""
+    return torch.isin(indices, others)
+
+
+def compress(indices: Tensor, values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of a payload whose flag is set."""
+    return indices[kept], values[kept]
 
 
 def merged(

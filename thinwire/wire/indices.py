@@ -140,6 +140,10 @@ class Rows:
         mean = k / starts.numel()
         return 1 + starts.numel() * (1 if 2 * mean + 8 < 256 else 2) + round(k * (2 - narrow))
 
+    def least(self, k: int, numel: int) -> int:
+        """Bytes of k positions, wherever they are: at least a byte each, and one for every row."""
+        return 1 + k + _row_edges(self._known(numel), numel).numel() - 1
+
     def size(self, indices: Tensor, numel: int) -> int:
         starts, lengths = self._rows(numel, indices.device)
         rows, counts = _rows_of(indices, starts)
@@ -175,9 +179,11 @@ class Rows:
         return checked(inside + spread(starts, counts, k), numel)
 
     def _rows(self, numel: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-        known = self.layout if self.layout is not None and self.layout.numel == numel else None
-        edges = _row_edges(known, numel).to(device or "cpu")
+        edges = _row_edges(self._known(numel), numel).to(device or "cpu")
         return edges[:-1], edges.diff()
+
+    def _known(self, numel: int) -> Layout | None:
+        return self.layout if self.layout is not None and self.layout.numel == numel else None
 
 
 _COUNTS = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
@@ -223,7 +229,17 @@ def checked(indices: Tensor, numel: int) -> Tensor:
     return indices
 
 
-def smallest(codes: Sequence[IndexCodec], indices: Tensor, numel: int) -> int:
-    """Which code takes the fewest bytes for these."""
-    sizes = [code.size(indices, numel) for code in codes]
-    return sizes.index(min(sizes))
+def smallest(codes: Sequence[IndexCodec], indices: Tensor, numel: int) -> tuple[int, int]:
+    """Which code takes the fewest bytes for these, and how many; of equals the first.
+
+    A code that knows what it takes at `least` is not asked for more where that is too much.
+    """
+    best, fewest = -1, 0
+    for number, code in enumerate(codes):
+        least = getattr(code, "least", None)
+        if best >= 0 and least is not None and least(indices.numel(), numel) >= fewest:
+            continue
+        size = code.size(indices, numel)
+        if best < 0 or size < fewest:
+            best, fewest = number, size
+    return best, fewest

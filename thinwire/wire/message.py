@@ -67,13 +67,15 @@ def fit(wire: Wire, mine: Sparse, span: Span, room: int) -> Sparse:
     """As much of a payload as a slot holds: of more, the entries of largest magnitude."""
     length, itemsize = span[1] - span[0], mine.values.element_size()
 
-    def too_many(count: int) -> bool:
-        return HEADER + wire.nbytes(count, length, itemsize) > room
-
     found, count = mine, mine.entries
-    if too_many(count // 2):  # far too many: what random positions would take, and a bit more
-        count = min(count, bisect_left(range(count), True, key=too_many) * 9 // 8 + 8)
+    for _ in range(3):  # what random positions would take, closing in from above
+        expected = max(1, wire.nbytes(count, length, itemsize))
+        count = min(count, count * max(0, room - HEADER) // expected)
+    if mine.entries > 2 * count:  # far too many: sort out most of them before they are coded
+        count = min(mine.entries, count * 9 // 8 + 8)
         found = _largest(mine, count)
+    else:
+        count = mine.entries
     while count:
         taken = size(wire, found, span) + HEADER
         if taken <= room:

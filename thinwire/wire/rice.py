@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -29,14 +30,7 @@ class Rice:
 
     def nbytes(self, k: int, numel: int) -> int:
         """Of k random positions: gaps are geometric."""
-        if k == 0 or numel == 0:
-            return 0
-        stay = max(0.0, 1 - k / numel)
-        mean: dict[int, float] = {
-            m: stay ** (2**m) / max(1e-12, 1.0 - stay ** (2**m)) for m in range(MOST + 1)
-        }
-        m = min(mean, key=lambda m: mean[m] + m)  # of g >> m
-        return -(-k // GROUP) + packed_bytes(k * m, 1) + math.ceil(k * (mean[m] + 1) / 8)
+        return _random(k, numel)
 
     def size(self, indices: Tensor, numel: int) -> int:
         return kernels.rice_size(indices)
@@ -68,10 +62,10 @@ class Smallest:
         return 1 + min(code.nbytes(k, numel) for code in self.codes)
 
     def size(self, indices: Tensor, numel: int) -> int:
-        return 1 + min(code.size(indices, numel) for code in self.codes)
+        return 1 + smallest(self.codes, indices, numel)[1]
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
-        best = smallest(self.codes, indices, numel)
+        best, _ = smallest(self.codes, indices, numel)
         which = torch.tensor([best], dtype=torch.uint8, device=indices.device)
         return torch.cat([which, self.codes[best].encode(indices, numel)])
 
@@ -80,3 +74,16 @@ class Smallest:
         if not 0 <= which < len(self.codes):
             raise WireError(f"index code {which} is unknown; there are {len(self.codes)}")
         return self.codes[which].decode(data[1:], k, numel)
+
+
+@lru_cache(maxsize=4096)
+def _random(k: int, numel: int) -> int:
+    """Bytes of the code of k random positions."""
+    if k == 0 or numel == 0:
+        return 0
+    stay = max(0.0, 1 - k / numel)
+    mean: dict[int, float] = {
+        m: stay ** (2**m) / max(1e-12, 1.0 - stay ** (2**m)) for m in range(MOST + 1)
+    }
+    m = min(mean, key=lambda m: mean[m] + m)  # of g >> m
+    return -(-k // GROUP) + packed_bytes(k * m, 1) + math.ceil(k * (mean[m] + 1) / 8)
