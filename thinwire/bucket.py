@@ -79,22 +79,21 @@ class Bucket:
 
     def filled(self, payload: Payload, alpha: float) -> Tensor:
         """A flat buffer that holds alpha times the payload at our slots, and zeros."""
-        out, own = self._buffer()
-        ours = own and self.layout.runs == ((0, self.layout.numel),)
-        if ours and isinstance(payload, Sparse):
-            return kernels.filled(out, payload.indices, payload.values, alpha)
-        return payload.add_into(self.blank(), alpha)
+        out, own = self.buffer()
+        if not own or not isinstance(payload, Sparse):
+            return payload.add_into(self.blank(), alpha)
+        return kernels.filled(out, self.layout.runs, payload.indices, payload.values, alpha)
 
     def blank(self) -> Tensor:
         """A flat buffer that is zero at our slots."""
-        out, own = self._buffer()
+        out, own = self.buffer()
         if not own:
             return out.zero_()
         for start, stop in self.layout.runs:
             out[start:stop].zero_()
         return out
 
-    def _buffer(self) -> tuple[Tensor, bool]:
+    def buffer(self) -> tuple[Tensor, bool]:
         """The gradient's own buffer, where it can hold a mean, or a new one; and which."""
         if isinstance(self.flat, Sum):
             out, exact = self.flat.grad, self.flat.residual.dtype

@@ -29,7 +29,8 @@ class Sum:
         self.finite = True
         self.units: list[tuple[Slot, float]] = []
         self.taken: list[tuple[int, int]] = []  # runs of the root that are added already
-        self.pending = not any(start <= self._start < stop for start, stop in self.root.taken)
+        mine = self._start if self.root.taken else 0
+        self.pending = not any(start <= mine < stop for start, stop in self.root.taken)
 
     @property
     def _start(self) -> int:

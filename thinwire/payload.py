@@ -177,6 +177,21 @@ def chosen(payload: Payload) -> Tensor | None:
     return None
 
 
+def written(payload: Payload, out: Tensor) -> Tensor:
+    """The payload in place of whatever is in the buffer: a pass less than clearing and adding."""
+    if isinstance(payload, Parts) and sum(p.numel for _, p in payload.items) == payload.numel:
+        for offset, item in payload.items:
+            written(item, out[offset : offset + item.numel])
+        return out
+    if isinstance(payload, Dense):
+        return out.copy_(payload.values)
+    if isinstance(payload, LowRank) and payload.p.dtype == out.dtype:
+        matrix = out.view(payload.p.shape[0], payload.q.shape[0])
+        torch.mm(payload.p, payload.q.T, out=matrix)
+        return out
+    return payload.add_into(out.zero_())
+
+
 def nothing(numel: int) -> Parts:
     """The payload that adds nothing."""
     return Parts((), numel)

@@ -18,7 +18,7 @@ from thinwire.collectives.gather import AllGather
 from thinwire.describe import describe
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
-from thinwire.payload import Dense, Payload, Sparse, ascending, nothing
+from thinwire.payload import Dense, Payload, Sparse, ascending, nothing, written
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
 from thinwire.schedule import ByName, Density, at, check_densities, checked_density
 from thinwire.wire import Wire
@@ -174,6 +174,7 @@ def _aborted(mean: Tensor, unused: tuple[str, ...]) -> Reduced:
 
 def _written(payload: Payload, bucket: Bucket) -> Tensor:
     """The payload as a flat mean."""
-    if isinstance(payload, Dense) and bucket.layout.runs == ((0, payload.numel),):
+    whole = bucket.layout.runs == ((0, payload.numel),)
+    if whole and isinstance(payload, Dense):
         return payload.values
-    return payload.add_into(bucket.blank())
+    return written(payload, bucket.buffer()[0]) if whole else payload.add_into(bucket.blank())

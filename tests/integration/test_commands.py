@@ -129,7 +129,8 @@ def wrong(batch):
     return 7
 """  # noqa: E501
 REFERENCES = [
-    "no communication", "plain DDP", "fp16 hook", "PowerSGD hook", "torch.topk by hand"
+    "no communication", "DDP, sends nothing", "plain DDP", "fp16 hook", "PowerSGD hook",
+    "torch.topk by hand",
 ]  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def test_bench_step(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["name"] for row in rows] == [*REFERENCES, recipe]
-    assert rows[5]["bytes_sent"] < rows[1]["bytes_sent"] / 20
+    assert rows[6]["bytes_sent"] < rows[2]["bytes_sent"] / 20
     done = run(str(BIN / "thinwire"), "bench", "step", "--model", "mine:wrong", cwd=tmp_path)
     assert done.returncode == 1
     assert "mine:wrong must return (module, inputs), got int" in " ".join(done.stderr.split())

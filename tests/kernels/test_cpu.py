@@ -218,12 +218,26 @@ def test_a_mean_is_written_in_one_go(n):
     parts = [torch.arange(min(r, n), n, 7 + r) for r in range(4)]
     index = torch.cat(parts)
     value = draw(index.numel())
+    all_of_it = ((0, n),)
     expected = reference.scatter_add(torch.zeros(n), index, value, 0.25)
-    assert torch.equal(cpu.filled(torch.full((n,), 9.0), index, value, 0.25), expected)
-    assert torch.equal(reference.filled(torch.full((n,), 9.0), index, value, 0.25), expected)
-    assert not cpu.filled(torch.ones(n), index[:0], value[:0], 1.0).any()
+    for kernel in (cpu, reference):
+        out = kernel.filled(torch.full((n,), 9.0), all_of_it, index, value, 0.25)
+        assert torch.equal(out, expected)
+    assert not cpu.filled(torch.ones(n), all_of_it, index[:0], value[:0], 1.0).any()
     with pytest.raises(IndexError, match="outside"):
-        cpu.filled(torch.ones(n), torch.tensor([n]), torch.ones(1), 1.0)
+        cpu.filled(torch.ones(n), all_of_it, torch.tensor([n]), torch.ones(1), 1.0)
+    with pytest.raises(IndexError, match="outside"):
+        cpu.filled(torch.ones(n), ((0, n + 1),), index[:0], value[:0], 1.0)
+
+
+def test_a_mean_leaves_the_gaps_alone():
+    runs = ((10, 20_000), (20_010, 40_000))
+    index = torch.cat([torch.arange(*run, 9) for run in runs] * 2)
+    value = draw(index.numel())
+    mine = cpu.filled(torch.full((40_005,), 9.0), runs, index, value, 0.5)
+    theirs = reference.filled(torch.full((40_005,), 9.0), runs, index, value, 0.5)
+    assert torch.equal(mine, theirs)
+    assert (mine[[0, 9, 20_000, 20_009, 40_000]] == 9).all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

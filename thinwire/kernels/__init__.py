@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import reference
-from thinwire.kernels.reference import Memo
+from thinwire.kernels.reference import Memo, Runs
 
 __all__ = [
     "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
@@ -68,9 +68,9 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0
     return done
 
 
-def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> Tensor:
-    """out = 0, then out[indices] += alpha * values; best where the indices ascend in long runs."""
-    done: Tensor = _floats(out, values).filled(out, indices, values, alpha)
+def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out = 0 in the runs, then out[indices] += alpha * values; best where indices ascend."""
+    done: Tensor = _floats(out, values).filled(out, runs, indices, values, alpha)
     return done
 
 

@@ -129,9 +129,9 @@ def scatter_add(out, indices, values, alpha):
     return True
 
 
-@_compiled(_flag(_floats, _longs, _floats, _float))
-def fill(out, indices, values, alpha):
-    """out = 0, then out[indices] += alpha * values, a block at a time while it is in cache.
+@_compiled(_flag(_floats, _longs, _longs, _floats, _float))
+def fill(out, runs, indices, values, alpha):
+    """out = 0 in the runs, out[indices] += alpha * values, a block at a time while it is in cache.
 
     The indices ascend, but for a few places where another payload begins. False, and out is not to
     be used, if one is outside.
@@ -147,15 +147,16 @@ def fill(out, indices, values, alpha):
             run += 1
             at[run] = i
         ends[run] = i + 1
-    for start in range(0, out.size, BLOCK):
-        stop = min(out.size, start + BLOCK)
-        out[start:stop] = 0
-        for run in range(starts):
-            i, end = at[run], ends[run]
-            while i < end and indices[i] < stop:
-                out[indices[i]] += alpha * values[i]
-                i += 1
-            at[run] = i
+    for place in range(0, runs.size, 2):
+        for start in range(runs[place], runs[place + 1], BLOCK):
+            stop = min(runs[place + 1], start + BLOCK)
+            out[start:stop] = 0
+            for run in range(starts):
+                i, end = at[run], ends[run]
+                while i < end and indices[i] < stop:
+                    out[indices[i]] += alpha * values[i]
+                    i += 1
+                at[run] = i
     return True
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels import reference
-from thinwire.kernels.reference import ascending, compress, finite, gather, member
+from thinwire.kernels.reference import Runs, ascending, compress, finite, gather, member
 from thinwire.kernels.rice import rice_decode, rice_encode, rice_size
 
 __all__ = [
@@ -165,9 +165,11 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0
     return out
 
 
-def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
+def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
     """See `reference.filled`."""
-    return scatter_add(out.zero_(), indices, values, alpha)
+    for start, stop in runs:
+        out[start:stop].zero_()
+    return scatter_add(out, indices, values, alpha)
 
 
 def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ __all__ = [
     "member", "merged", "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
 ]  # fmt: skip
 Memo = MutableMapping[str, Any]
+Runs = Sequence[tuple[int, int]]  # stretches of a buffer, ascending: where each begins and ends
 
 HUGE = 1e30  # gradients below this cannot overflow a float32 residual in a lifetime of steps
 
@@ -101,9 +102,11 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0
     return out.index_add_(0, indices, values.to(out.dtype), alpha=alpha)
 
 
-def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
-    """out = 0, then `scatter_add`."""
-    return scatter_add(out.zero_(), indices, values, alpha)
+def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """out = 0 in the runs, then `scatter_add`; the indices lie in the runs."""
+    for start, stop in runs:
+        out[start:stop].zero_()
+    return scatter_add(out, indices, values, alpha)
 
 
 def ascending(indices: Tensor, numel: int) -> bool:

@@ -13,6 +13,7 @@ from thinwire.kernels import codes
 from thinwire.kernels.rice import GROUP, MOST
 
 Array = np.ndarray[Any, Any]
+Runs = Sequence[tuple[int, int]]
 
 
 def array(x: Tensor) -> Array:
@@ -52,9 +53,12 @@ def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor,
     return tensor(index), tensor(value)
 
 
-def filled(out: Tensor, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
+def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
     """See `reference.filled`."""
-    if not codes.fill(array(out), array(indices), array(values), np.float32(alpha)):
+    edges = np.array(runs, np.int64).reshape(-1)
+    inside = edges.size == 0 or (edges[0] >= 0 and edges[-1] <= out.numel())
+    where, what = array(indices), array(values)
+    if not inside or not codes.fill(array(out), edges, where, what, np.float32(alpha)):
         raise IndexError(f"indices outside the {out.numel()} entries that they are written into")
     return out
 
