@@ -59,10 +59,6 @@ class Bucket:
         """The same bucket for a child of a combinator, whose state is kept apart."""
         return replace(self, path=f"{self.path}{branch}/")
 
-    def only(self, slots: tuple[Slot, ...]) -> Bucket:
-        """The same flat buffer with fewer slots: nothing is copied."""
-        return replace(self, layout=Layout(slots, self.layout.numel))
-
     def take(self) -> Tensor:
         """The values to reduce, evaluated at this bucket's slots."""
         if isinstance(self.flat, Tensor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -180,11 +180,19 @@ class Route:
         return describe(self)
 
     def _children(self, bucket: Bucket) -> list[tuple[str, Bucket, Reducer]]:
-        slots = bucket.layout.slots
-        yes = tuple(slot for slot in slots if self.rule(slot))
-        no = tuple(slot for slot in slots if not self.rule(slot))
-        both = (("yes", yes, self.yes), ("no", no, self.no))
-        return [(name, bucket.only(chosen), r) for name, chosen, r in both if chosen]
+        layout = bucket.layout
+        if layout not in self._known:
+            chosen = {slot.name for slot in layout.slots if self.rule(slot)}
+            yes = tuple(slot for slot in layout.slots if slot.name in chosen)
+            no = tuple(slot for slot in layout.slots if slot.name not in chosen)
+            self._known[layout] = Layout(yes, layout.numel), Layout(no, layout.numel)
+        both = zip(("yes", "no"), self._known[layout], (self.yes, self.no), strict=True)
+        return [(name, replace(bucket, layout=part), r) for name, part, r in both if part.slots]
+
+    @cached_property
+    def _known(self) -> dict[Layout, tuple[Layout, Layout]]:
+        """Which parameters go where, by layout: asked once, not every step."""
+        return {}
 
 
 @dataclass(frozen=True)
