@@ -9,13 +9,13 @@ from thinwire.comm.metered import gathered
 from thinwire.payload import Sparse, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
-from thinwire.wire import HEADER, Wire
+from thinwire.wire import Wire
 from thinwire.wire.link import Link
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllGather:
-    """All-gather; with `ragged` the counts may differ between ranks."""
+    """All-gather; with `ragged` the counts may differ between ranks and are exchanged first."""
 
     ragged: bool = False
     keeps: ClassVar[str] = "sender"
@@ -25,10 +25,8 @@ class AllGather:
     ) -> tuple[Sparse, Sparse]:
         mine = link.rounded(mine)
         link.phase("gather")
-        fixed = link.wire.fixed and not self.ragged
-        got = link.all_gather(mine) if fixed else link.gather_ragged(mine, state)
-        return together(got, mine.numel), mine
+        return together(link.all_gather(mine, ragged=self.ragged), mine.numel), mine
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
-        head = HEADER if self.ragged or not wire.fixed else 0
-        return Traffic(rounds=1, bytes=gathered(head + wire.nbytes(k, n), world))
+        ragged = self.ragged or not wire.fixed
+        return Traffic(rounds=1, bytes=gathered(wire.nbytes(k, n), world, ragged=ragged))

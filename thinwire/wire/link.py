@@ -6,9 +6,6 @@ one bit a parameter, set if this rank had a gradient for it. `heard()` is the un
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,7 +14,7 @@ from thinwire.comm.pairwise import Pairwise
 from thinwire.operand import working_dtype
 from thinwire.payload import Sparse
 from thinwire.protocols import Comm, Traffic
-from thinwire.wire import HEADER, Wire, message
+from thinwire.wire import Wire, message
 from thinwire.wire.message import Span
 
 
@@ -54,38 +51,12 @@ class Link:
         self._encoded.append((values, data))
         return Sparse(mine.indices, values, mine.numel)
 
-    def all_gather(self, mine: Sparse) -> list[Sparse]:
-        """Everyone's payload, in rank order, where all have equally many entries."""
+    def all_gather(self, mine: Sparse, *, ragged: bool) -> list[Sparse]:
+        """Everyone's payload, in rank order; `ragged` if the counts may differ."""
         data = self._with_note(self._message(mine))
-        parts = self.comm.all_gather(data, [data.numel()] * self.comm.size)
-        return [self._read(self._without_note(part), mine) for part in parts]
-
-    def gather_ragged(self, mine: Sparse, state: MutableMapping[str, Any]) -> list[Sparse]:
-        """The same where counts may differ: in one go, if nobody has more than there was last time.
-
-        The first time sizes are exchanged. From then on all know how much room there is, and each
-        message says how long it is; what is longer than the room comes in a second gather, of
-        which all know the sizes.
-        """
-        data = self._with_note(self._message(mine))
-        if "room" not in state:
-            parts = self.comm.all_gather(data)
-        else:
-            parts = self._gather_in_room(data, int(state["room"]))
-        sizes = [part.numel() for part in parts]
-        most = max(sizes)
-        state["room"] = most if min(sizes) == most else most + most // 128
-        return [self._read(self._without_note(part), mine) for part in parts]
-
-    def _gather_in_room(self, data: Tensor, room: int) -> list[Tensor]:
-        world = self.comm.size
-        got = self.comm.all_gather(message.begun(data, room), [HEADER + room] * world)
-        sizes = [message.announced(part) for part in got]
-        parts = [part[HEADER:][:size] for part, size in zip(got, sizes, strict=True)]
-        if max(sizes) <= room:
-            return parts
-        rest = self.comm.all_gather(data[room:], [max(0, size - room) for size in sizes])
-        return [torch.cat(pair) for pair in zip(parts, rest, strict=True)]
+        sizes = None if ragged or not self.wire.fixed else [data.numel()] * self.comm.size
+        parts = [self._without_note(part) for part in self.comm.all_gather(data, sizes)]
+        return [self._read(part, mine) for part in parts]
 
     def all_reduce(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The mean of everyone's x, and my share of it (x, less what the wire rounds away)."""

@@ -57,17 +57,6 @@ def slot(message: Tensor, room: int) -> Tensor:
     return pad(filled, (0, room - filled.numel()))
 
 
-def begun(message: Tensor, room: int) -> Tensor:
-    """How long the message is, and as much of it as there is room for."""
-    first = message[:room]
-    return pad(torch.cat([_number(message.numel(), message), first]), (0, room - first.numel()))
-
-
-def announced(data: Tensor) -> int:
-    """How long the message is that begins here."""
-    return _count(data, 2**31 - 1)
-
-
 def unslot(data: Tensor) -> Tensor:
     """The message in a slot."""
     length = _count(data, data.numel() - HEADER)
