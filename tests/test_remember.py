@@ -12,6 +12,8 @@ from thinwire.combinators import InBasis, Remember, Route, dense
 from thinwire.comm import local
 from thinwire.frames.dct import Dct
 from thinwire.memory import MomentumCorrected, Residual
+from thinwire.payload import Dense
+from thinwire.protocols import Reduced
 from thinwire.reducers import Select
 from thinwire.selectors.topk import topk
 
@@ -88,3 +90,19 @@ def test_no_memory_inside_another_basis():
     with pytest.raises(ValueError, match="put Remember outside"):
         InBasis(Dct(8), recipes.topk())
     Remember(InBasis(Dct(8), Select(pick=topk)), MomentumCorrected())
+
+
+class Overflowing:
+    """Somebody's reducer whose mean is not finite, and which does not say so."""
+
+    def reduce(self, bucket, comm):
+        x = bucket.take()
+        return Reduced(mean=torch.full_like(x, float("inf")), sent=Dense(x.clone()))
+
+
+def test_a_mean_that_is_not_finite_is_never_committed():
+    state = {}
+    bucket = Bucket.of({"w": torch.ones(5)}, state=state)
+    reduced = Remember(Overflowing()).reduce(bucket, local.run(1, lambda comm: comm)[0])
+    assert not reduced.finite
+    assert state["slots"]["w"]["memory"]["residual"].tolist() == [1.0] * 5

@@ -73,11 +73,11 @@ def _rescaled(mean: Tensor, scale: float, layout: Layout) -> bool:
 
     The buffer may hold slots of other branches of a `Route`: those are not ours to touch.
     """
-    if scale == 1.0:
-        return True  # an average of finite numbers is finite
     finite = True
     for start, stop in layout.runs:
-        finite &= kernels.finite(mean[start:stop].mul_(scale))
+        if scale != 1.0:
+            mean[start:stop].mul_(scale)
+        finite &= kernels.finite(mean[start:stop])
     return finite
 
 

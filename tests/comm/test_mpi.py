@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.comm.mpi_check import CALLS
+from thinwire.lab.collectives import mpirun
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,15 +20,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py not installed"),
 ]
 ROOT = Path(__file__).parents[2]
-
-
-def mpirun(world: int) -> list[str]:
-    command = ["mpirun", "-n", str(world)]
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True)
-    if "Open MPI" in version.stdout:
-        command += ["--oversubscribe"]
-        command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return command
 
 
 @pytest.mark.parametrize("world", [1, 3, 4])

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.collectives.select import difference, given_up, share, surviving
+from thinwire.collectives.select import difference, share
 from thinwire.collectives.split import check_factors, check_form, check_steps, split
 from thinwire.comm.metered import all_reduced, gathered
 from thinwire.payload import Payload, Sparse, added, only, together
@@ -101,8 +101,10 @@ class Slots:
         elif "threshold" in state:
             del state["threshold"]
         # passed on rounded, the rest not at all: both differences are the owner's
-        error = difference(passed, surviving(reduced, passed))
-        return together(got, n), share([*sent, own], [error, given_up(reduced, passed)], n)
+        there = kernels.member(reduced.indices, passed.indices)
+        error, rest = difference(passed, only(reduced, there)), only(reduced, ~there)
+        dropped = Sparse(rest.indices, -rest.values, n)
+        return together(got, n), share([*sent, own], [error, dropped], n)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         inbox = self._room(self.wide, k, n, world, coded(wire), 4)

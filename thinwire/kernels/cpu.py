@@ -25,9 +25,7 @@ from torch import Tensor
 from thinwire.kernels import loops
 from thinwire.kernels.lanes import INFINITE, LANES
 from thinwire.kernels.sparse import (
-    array as _numpy,
-)
-from thinwire.kernels.sparse import (
+    array,
     ascending,
     compress,
     filled,
@@ -38,8 +36,8 @@ from thinwire.kernels.sparse import (
     rice_encode,
     rice_size,
     scatter_add,
+    tensor,
 )
-from thinwire.kernels.sparse import tensor as _tensor
 
 __all__ = [
     "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
@@ -51,7 +49,7 @@ Memo = MutableMapping[str, Any]
 AIM = 1.2  # candidates the next guess should let through, in units of k
 ROW = 65_536  # entries up to which a row is swept twice, in cache, rather than guessed at
 PART = 262_144  # entries worth a thread
-SAMPLE = 32_768
+SAMPLE = 32_768  # entries from which the first edge is guessed
 MOST_FOUND = 6  # candidates that are written down, in units of k
 _own = threading.local()
 NEVER = np.uint32(INFINITE + 1)  # an edge that nothing reaches
@@ -71,7 +69,7 @@ def add_topk(
 
 def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0) -> bool:
     """See `reference.accumulate`."""
-    x, steps = _numpy(residual), _numpy(grad)
+    x, steps = array(residual), array(grad)
     weight, found, keys = np.float32(alpha), np.empty(0, np.int64), np.empty(0, np.uint32)
 
     def part(start: int, stop: int) -> bool:
@@ -83,14 +81,14 @@ def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0) -> bool:
 
 def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (count,)
     """See `reference.above`."""
-    values = _numpy(x)
+    values = array(x)
     found, _, count, _ = _swept(values, values[:0], np.float32(1), _key(edge), most)
-    return _tensor(found[:most].copy()), count
+    return tensor(found[:most].copy()), count
 
 
 def finite(x: Tensor) -> bool:
     """See `reference.finite`."""
-    values = _numpy(x)
+    values = array(x)
     found, keys = np.empty(0, np.int64), np.empty(0, np.uint32)
     infinite = np.uint32(INFINITE)
     count, _ = loops.sweep(values, _bits(values), values[:0], np.float32(1), infinite, found, keys)
@@ -101,12 +99,12 @@ def _topk(rows: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo) -> tuple
     r, c = rows.shape
     if k >= c:
         return torch.arange(r * c), grad.numel() == 0 or accumulate(rows.view(-1), grad, alpha)
-    x, steps, weight = _numpy(rows), _numpy(grad), np.float32(alpha)
+    x, steps, weight = array(rows), array(grad), np.float32(alpha)
     if r == 1 and c > ROW:
         index, finite = _flat(x, steps, weight, k, memo)
     else:
         index, finite = _by_row(x, steps, weight, c, k)
-    return _tensor(index), finite
+    return tensor(index), finite
 
 
 def _flat(x: Array, grad: Array, alpha: np.float32, k: int, memo: Memo) -> tuple[Array, bool]:

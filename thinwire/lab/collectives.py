@@ -147,17 +147,22 @@ def _rows(comm: Comm, trial: Trial, report: Callable[[str], None]) -> list[Row]:
     ]
 
 
-def _over_mpi(trial: Trial) -> list[Row]:
-    if shutil.which("mpirun") is None:
-        raise ValueError("no mpirun on this machine: install OpenMPI, or use --comm gloo")
-    command = ["mpirun", "-n", str(trial.world)]
+def mpirun(world: int) -> list[str]:
+    """The command that starts so many ranks here, more than there are cores if need be."""
+    command = ["mpirun", "-n", str(world)]
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True)
     if "Open MPI" in version.stdout:
         command += ["--oversubscribe"]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command += [sys.executable, "-m", "thinwire.lab.collectives", json.dumps(asdict(trial))]
+    return command
+
+
+def _over_mpi(trial: Trial) -> list[Row]:
+    if shutil.which("mpirun") is None:
+        raise ValueError("no mpirun on this machine: install OpenMPI, or use --comm gloo")
+    program = [sys.executable, "-m", "thinwire.lab.collectives", json.dumps(asdict(trial))]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False,
+        [*mpirun(trial.world), *program], capture_output=True, text=True, check=False,
         env={**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"},
     )  # fmt: skip
     if done.returncode:
