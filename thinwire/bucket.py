@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, in_memory_order, working_dtype
-from thinwire.payload import Payload, Sparse
+from thinwire.payload import Payload, Sparse, limit
 from thinwire.schedule import ByName, Density, density_at
 from thinwire.state import Draft, Root, RowsOf, State
 
@@ -73,12 +73,14 @@ class Bucket:
         clean = self.flat.finite if isinstance(self.flat, Sum) else True
         return clean and not self.poisoned
 
-    def filled(self, payload: Payload, alpha: float) -> Tensor:
-        """A flat buffer that holds alpha times the payload at our slots, and zeros."""
+    def filled(self, payload: Payload, alpha: float) -> tuple[Tensor, float]:
+        """A flat buffer that holds alpha times the payload at our slots, zeros between, and a
+        magnitude that no entry exceeds: infinite, if one is not finite."""
+        if not isinstance(payload, Sparse):
+            return payload.add_into(self.blank(), alpha), float(limit(payload)) * abs(alpha)
         out, own = self.buffer()
-        if not own or not isinstance(payload, Sparse):
-            return payload.add_into(self.blank(), alpha)
-        return kernels.filled(out, self.layout.runs, payload.indices, payload.values, alpha)
+        runs = self.layout.runs if own else ((0, out.numel()),)
+        return out, kernels.filled(out, runs, payload.indices, payload.values, alpha)
 
     def blank(self) -> Tensor:
         """A flat buffer that is zero at our slots."""
@@ -276,7 +278,7 @@ def _stretch(bucket: Bucket, offset: int, numel: int, rows: int) -> Tensor | Sum
 
 
 def _shift(offset: int) -> Callable[[Tensor], Tensor]:
-    return lambda index: index + offset
+    return lambda index: index + offset if offset else index
 
 
 def _after(place: Callable[[Tensor], Tensor], skipped: int) -> Callable[[Tensor], Tensor]:

@@ -7,6 +7,7 @@ conservation law through unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -105,8 +106,7 @@ class Alternate:
         return self.second.reduce(bucket.at("second"), comm)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        now = self.first if self._is_first(step) else self.second
-        return now.traffic(layout, world, step)
+        return (self.first if self._is_first(step) else self.second).traffic(layout, world, step)
 
     def _is_first(self, step: int) -> bool:
         over = self.until is not None and step >= self.until
@@ -159,16 +159,19 @@ class Route:
             if reduced.mean is not mean:
                 for start, stop in child.layout.runs:
                     mean[start:stop] = reduced.mean[start:stop]
-        undos = [reduced.undo for _, reduced in results if reduced.undo]
-        if not all(reduced.finite for _, reduced in results):
-            _call_all(undos)
+        done = [reduced for _, reduced in results]
+        undos = [reduced.undo for reduced in done if reduced.undo]
+        if not all(reduced.finite for reduced in done):
+            for undo in undos:
+                undo()
             return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
         return Reduced(
             mean=mean,
-            sent=Parts(tuple((0, reduced.sent) for _, reduced in results), bucket.layout.numel),
-            undo=partial(_call_all, undos) if undos else None,
-            unused=tuple(name for _, reduced in results for name in reduced.unused),
-            kept=sum(reduced.entries for _, reduced in results),
+            sent=Parts(tuple((0, reduced.sent) for reduced in done), bucket.layout.numel),
+            undo=(lambda: [undo() for undo in undos]) if undos else None,
+            unused=tuple(name for reduced in done for name in reduced.unused),
+            kept=sum(reduced.entries for reduced in done),
+            peak=max(reduced.peak for reduced in done),
         )
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
@@ -255,7 +258,8 @@ class InBasis:
         inside = replace(bucket.at("basis"), flat=coefficients, layout=self.basis.layout(layout))
         reduced = self.inner.reduce(inside, comm)
         back = partial(self.basis.back, layout=layout)
-        return replace(reduced, mean=back(reduced.mean), sent=Mapped(reduced.sent, back), undo=None)
+        mean, sent = back(reduced.mean), Mapped(reduced.sent, back)
+        return replace(reduced, mean=mean, sent=sent, undo=None, peak=math.inf)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.inner.traffic(self.basis.layout(layout), world, step)
@@ -292,8 +296,3 @@ class Watch:
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.inner.traffic(layout, world, step)
-
-
-def _call_all(functions: list[Callable[[], object]]) -> None:
-    for function in functions:
-        function()

@@ -192,6 +192,21 @@ def written(payload: Payload, out: Tensor) -> Tensor:
     return payload.add_into(out.zero_())
 
 
+def limit(payload: Payload) -> Tensor:
+    """A magnitude that nothing it adds to a zero exceeds: a scalar, not finite where none is known
+    or not everything is finite. One for all parts, so that a device is asked once."""
+    if isinstance(payload, Parts):
+        return sum((limit(item) for _, item in payload.items), torch.zeros(()))
+    size = torch.tensor(float("inf"))
+    if isinstance(payload, LowRank):
+        size = payload.p.norm() * payload.q.norm()
+    elif isinstance(payload, Dense) and payload.numel:
+        size = torch.linalg.vector_norm(payload.values, float("inf"))
+    elif isinstance(payload, Sparse | Dense):
+        size = torch.linalg.vector_norm(payload.values, 1)  # an index may stand twice
+    return size
+
+
 def nothing(numel: int) -> Parts:
     """The payload that adds nothing."""
     return Parts((), numel)

@@ -11,6 +11,7 @@ only through `Comm`, which is blocking; overlap with backward is the engine's bu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +35,8 @@ class Reduced:
     `finite` is False when any rank met a NaN or infinity: such a step counts as `sent = 0`.
     `undo` puts `sent` back into the residual; the engine calls it when another bucket of the
     same step was not finite. `unused` names the parameters no rank had a gradient for. `kept` is
-    the number of entries to report, where that is not what the payload holds.
+    the number of entries to report, where that is not what the payload holds. `peak` is a magnitude
+    that no entry of the mean exceeds: where it is known, it spares a look at all of them.
     """
 
     mean: Tensor
@@ -43,6 +45,7 @@ class Reduced:
     undo: Callable[[], object] | None = None
     unused: tuple[str, ...] = ()
     kept: int | None = None
+    peak: float = math.inf
 
     @property
     def entries(self) -> int:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from thinwire.collectives.gather import AllGather
 from thinwire.describe import describe
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
-from thinwire.payload import Dense, Payload, Sparse, ascending, nothing, written
+from thinwire.payload import Dense, Payload, Sparse, ascending, limit, nothing, written
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
 from thinwire.schedule import ByName, Density, at, check_densities, checked_density
 from thinwire.wire import Wire
@@ -48,8 +49,9 @@ class Project:
                 return _aborted(_written(step.lift(mean), bucket), _unused(bucket, link))
             step.learn(mean)
         assert mean is not None and mine is not None, "a frame has at least one pass"
-        written = _written(step.lift(mean), bucket)
-        return Reduced(mean=written, sent=step.lift(mine), unused=_unused(bucket, link))
+        lifted = step.lift(mean)
+        written, peak = _written(lifted, bucket), float(limit(lifted))
+        return Reduced(mean=written, sent=step.lift(mine), unused=_unused(bucket, link), peak=peak)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         sizes = self.frame.sizes(layout, step)
@@ -79,15 +81,16 @@ class Select:
         link = _link(bucket, comm, self.wire)
         state = bucket.scope("collective")
         total, share = self.collective.sum(mine, max(1, k), bucket.step, link, state)
-        mean = bucket.filled(total, 1.0 / comm.size)
-        if not kernels.finite(total.values):
+        mean, peak = bucket.filled(total, 1.0 / comm.size)
+        if not peak < math.inf:
             return _aborted(mean, _unused(bucket, link))
         settle = getattr(self.pick, "settle", None)
         if settle is not None:
             settle(states, lambda votes: link.highest(votes.to(mine.values.device)))
         # an owner's share also keeps book of what it dropped: no more was kept than there is
         kept = min(share.entries, total.entries)
-        return Reduced(mean=mean, sent=share, unused=_unused(bucket, link), kept=kept)
+        unused = _unused(bucket, link)
+        return Reduced(mean=mean, sent=share, unused=unused, kept=kept, peak=peak)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """The price of as many entries as the density asks for."""

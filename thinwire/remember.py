@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+import torch
 
 from thinwire import kernels
 from thinwire.bucket import Bucket
@@ -47,8 +48,9 @@ class Remember:
             return replace(reduced, undo=None)
         reduced = _without_unused(reduced, bucket.layout)
         reduced = _in_gradients_units(reduced, folded.units)
-        if not _rescaled(reduced.mean, bucket.scale, bucket.layout):
-            return Reduced(mean=reduced.mean, sent=nothing(bucket.layout.numel), finite=False)
+        reduced = _rescaled(reduced, bucket.scale, bucket.layout)
+        if not reduced.finite:
+            return replace(reduced, sent=nothing(bucket.layout.numel), undo=None)
         undo = self.memory.keep(folded.residual, reduced.sent, bucket)
         return replace(reduced, undo=undo)
 
@@ -65,20 +67,24 @@ def _in_gradients_units(reduced: Reduced, units: list[tuple[Slot, float]]) -> Re
     for slot, unit in units:
         if unit not in (0.0, 1.0):
             reduced.mean[slot.offset : slot.offset + slot.numel].mul_(unit)
+    largest = max((unit for _, unit in units), default=1.0)
+    reduced = replace(reduced, peak=reduced.peak * largest if largest else 0.0)
     return _without(reduced, [slot for slot, unit in units if unit == 0.0])
 
 
-def _rescaled(mean: Tensor, scale: float, layout: Layout) -> bool:
-    """Our slots of the mean times the loss scale, and whether they are finite.
+def _rescaled(reduced: Reduced, scale: float, layout: Layout) -> Reduced:
+    """Our slots of the mean times the loss scale, and whether they are still finite.
 
     The buffer may hold slots of other branches of a `Route`: those are not ours to touch.
     """
-    finite = True
-    for start, stop in layout.runs:
-        if scale != 1.0:
+    mean, peak = reduced.mean, reduced.peak * scale
+    if scale != 1.0:
+        for start, stop in layout.runs:
             mean[start:stop].mul_(scale)
-        finite &= kernels.finite(mean[start:stop])
-    return finite
+    if peak < torch.finfo(mean.dtype).max / 2:  # far enough for every rounding on the way
+        return replace(reduced, peak=peak)
+    finite = all(kernels.finite(mean[start:stop]) for start, stop in layout.runs)
+    return replace(reduced, peak=math.inf, finite=finite)
 
 
 def _without(reduced: Reduced, gone: list[Slot]) -> Reduced:

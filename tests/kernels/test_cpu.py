@@ -221,23 +221,41 @@ def test_a_mean_is_written_in_one_go(n):
     all_of_it = ((0, n),)
     expected = reference.scatter_add(torch.zeros(n), index, value, 0.25)
     for kernel in (cpu, reference):
-        out = kernel.filled(torch.full((n,), 9.0), all_of_it, index, value, 0.25)
+        out = torch.full((n,), 9.0)
+        peak = kernel.filled(out, all_of_it, index, value, 0.25)
         assert torch.equal(out, expected)
-    assert not cpu.filled(torch.ones(n), all_of_it, index[:0], value[:0], 1.0).any()
+        assert expected.abs().max() <= peak <= 0.25 * value.abs().max() * 4
+    out = torch.ones(n)
+    assert cpu.filled(out, all_of_it, index[:0], value[:0], 1.0) == 0 and not out.any()
     with pytest.raises(IndexError, match="outside"):
         cpu.filled(torch.ones(n), all_of_it, torch.tensor([n]), torch.ones(1), 1.0)
     with pytest.raises(IndexError, match="outside"):
         cpu.filled(torch.ones(n), ((0, n + 1),), index[:0], value[:0], 1.0)
 
 
-def test_a_mean_leaves_the_gaps_alone():
-    runs = ((10, 20_000), (20_010, 40_000))
+@pytest.mark.parametrize("first", range(17))
+def test_a_mean_leaves_the_gaps_alone(first):
+    """Wherever a run begins and ends in a line of cache."""
+    runs = ((first, 20_000 + first), (20_031, 40_000 - first))
     index = torch.cat([torch.arange(*run, 9) for run in runs] * 2)
     value = draw(index.numel())
-    mine = cpu.filled(torch.full((40_005,), 9.0), runs, index, value, 0.5)
-    theirs = reference.filled(torch.full((40_005,), 9.0), runs, index, value, 0.5)
+    mine, theirs = torch.full((40_005,), 9.0), torch.full((40_005,), 9.0)
+    cpu.filled(mine, runs, index, value, 0.5)
+    reference.filled(theirs, runs, index, value, 0.5)
     assert torch.equal(mine, theirs)
-    assert (mine[[0, 9, 20_000, 20_009, 40_000]] == 9).all()
+    assert (mine[:first] == 9).all() and (mine[20_000 + first : 20_031] == 9).all()
+    assert (mine[40_000 - first :] == 9).all()
+    for stray in (20_000 + first, 20_030, 40_000):  # another branch's: nothing of ours goes there
+        with pytest.raises(IndexError, match="outside"):
+            cpu.filled(mine, runs, torch.tensor([stray]), torch.ones(1), 1.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
+def test_a_mean_that_is_not_finite_has_no_peak(bad):
+    """3e38 twice is one overflow; a later finite entry does not hide it."""
+    index, value = torch.tensor([3, 7, 3, 7]), torch.tensor([bad, 1.0, bad, 1.0])
+    for kernel in (cpu, reference):
+        assert kernel.filled(torch.ones(9), ((0, 9),), index, value, 1.0) == float("inf")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -68,10 +68,13 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0
     return done
 
 
-def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
-    """out = 0 in the runs, then out[indices] += alpha * values; best where indices ascend."""
-    done: Tensor = _floats(out, values).filled(out, runs, indices, values, alpha)
-    return done
+def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> float:
+    """out = 0 in the runs, then out[indices] += alpha * values; best where indices ascend.
+
+    Returns a magnitude that no entry written exceeds; infinite for NaN.
+    """
+    peak: float = _floats(out, values).filled(out, runs, indices, values, alpha)
+    return peak
 
 
 def finite(x: Tensor) -> bool:

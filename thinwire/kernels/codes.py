@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from numba import njit, types, uint8, uint64
+from numba import njit, types, uint8, uint32, uint64, uintp
 
-from thinwire.kernels.lanes import first
+from thinwire.kernels.lanes import LINE, MASK, fence, first, stream
 from thinwire.kernels.rice import GROUP, MOST
 
-BLOCK = 16_384  # numbers that stay in the nearest cache while they are written
+BLOCK = 4096  # numbers that stay in the nearest cache while they are written
 
 _bytes, _longs, _floats = types.uint8[::1], types.int64[::1], types.float32[::1]
 _flags = types.boolean[::1]
@@ -129,17 +129,30 @@ def scatter_add(out, indices, values, alpha):
     return True
 
 
-@_compiled(_flag(_floats, _longs, _longs, _floats, _float))
-def fill(out, runs, indices, values, alpha):
-    """out = 0 in the runs, out[indices] += alpha * values, a block at a time while it is in cache.
+@_compiled(inline="always")
+def _put(block, out):
+    """Written past the caches, but for the ends, which share their lines with others."""
+    here, there = block.ctypes.data, out.ctypes.data
+    head = min(out.size, (-there % LINE) // 4)
+    whole = out.size - (out.size - head) % (LINE // 4)
+    out[:head] = block[:head]
+    for a in range(head, whole, LINE // 4):
+        stream(uintp(here + 4 * a), uintp(there + 4 * a))
+    out[whole:] = block[whole:]
 
-    The indices ascend, but for a few places where another payload begins. False, and out is not to
-    be used, if one is outside.
+
+@_compiled(_long(_floats, _longs, _longs, _floats, _float))
+def fill(out, runs, indices, values, alpha):
+    """out = 0 in the runs, out[indices] += alpha * values: a block at a time, in cache, and from
+    there past the caches into memory, which need not be read for it.
+
+    The indices ascend, but for a few places where another payload begins. The bits of the largest
+    magnitude on the way; -1, and out is not to be used, if an index is outside the runs.
     """
     starts = 0
     for i in range(indices.size):
         if indices[i] < 0 or indices[i] >= out.size:
-            return False
+            return -1
         starts += i == 0 or indices[i] < indices[i - 1]
     at, ends, run = np.empty(starts, np.int64), np.empty(starts, np.int64), -1
     for i in range(indices.size):
@@ -147,17 +160,28 @@ def fill(out, runs, indices, values, alpha):
             run += 1
             at[run] = i
         ends[run] = i + 1
+    block = np.empty(BLOCK, np.float32)
+    bits, peak = block.view(np.uint32), uint32(0)
     for place in range(0, runs.size, 2):
         for start in range(runs[place], runs[place + 1], BLOCK):
             stop = min(runs[place + 1], start + BLOCK)
-            out[start:stop] = 0
+            block[: stop - start] = 0
             for run in range(starts):
                 i, end = at[run], ends[run]
                 while i < end and indices[i] < stop:
-                    out[indices[i]] += alpha * values[i]
+                    j = indices[i] - start
+                    if j < 0:
+                        return -1
+                    block[j] += alpha * values[i]
+                    peak = max(peak, bits[j] & uint32(MASK))
                     i += 1
                 at[run] = i
-    return True
+            _put(block[: stop - start], out[start:stop])
+    fence()
+    for run in range(starts):
+        if at[run] < ends[run]:
+            return -1
+    return np.int64(peak)
 
 
 @_compiled(_flag(_longs, _long))

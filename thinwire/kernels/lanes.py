@@ -18,6 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 32
+LINE = 64  # bytes of a line of cache, which is written whole or read first
 MASK, INFINITE = 0x7FFFFFFF, 0x7F800000  # all bits but the sign; those of infinity
 _I1, _I32, _I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_I32, LANES)
@@ -148,3 +149,30 @@ def ones(context: Any, mask: Any) -> Code:
         return builder.ctpop(args[0])
 
     return types.uint32(types.uint32), codegen
+
+
+@intrinsic
+def stream(context: Any, source: Any, target: Any) -> Code:
+    """One line of numbers to a target on its boundary, past the caches; `fence` makes it seen."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(ir.FloatType(), LINE // 4)
+        put = builder.store(
+            _load(builder, args[0], line), builder.inttoptr(args[1], line.as_pointer())
+        )
+        put.align = LINE
+        put.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+        return ir.Constant(_I32, 0)
+
+    return types.uint32(types.uintp, types.uintp), codegen
+
+
+@intrinsic
+def fence(context: Any) -> Code:
+    """What was streamed is in memory before anything that follows."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return ir.Constant(_I32, 0)
+
+    return types.uint32(), codegen

@@ -102,11 +102,20 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0
     return out.index_add_(0, indices, values.to(out.dtype), alpha=alpha)
 
 
-def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
-    """out = 0 in the runs, then `scatter_add`; the indices lie in the runs."""
+def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> float:
+    """out = 0 in the runs, then `scatter_add`; the indices lie in the runs.
+
+    Returns a magnitude that no entry written exceeds, close to the largest; infinite for NaN.
+    """
     for start, stop in runs:
         out[start:stop].zero_()
-    return scatter_add(out, indices, values, alpha)
+    scatter_add(out, indices, values, alpha)
+    return peak(out[indices])
+
+
+def peak(x: Tensor) -> float:
+    """The largest magnitude, infinite if any entry is NaN; 0 of nothing."""
+    return float(_counted(x.abs()).max()) if x.numel() else 0.0
 
 
 def ascending(indices: Tensor, numel: int) -> bool:

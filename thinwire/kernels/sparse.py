@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels import codes
+from thinwire.kernels.lanes import INFINITE
 from thinwire.kernels.rice import GROUP, MOST
 
 Array = np.ndarray[Any, Any]
@@ -53,14 +54,15 @@ def merged(indices: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor,
     return tensor(index), tensor(value)
 
 
-def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> Tensor:
+def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: float) -> float:
     """See `reference.filled`."""
     edges = np.array(runs, np.int64).reshape(-1)
     inside = edges.size == 0 or (edges[0] >= 0 and edges[-1] <= out.numel())
     where, what = array(indices), array(values)
-    if not inside or not codes.fill(array(out), edges, where, what, np.float32(alpha)):
+    peak = codes.fill(array(out), edges, where, what, np.float32(alpha)) if inside else -1
+    if peak < 0:
         raise IndexError(f"indices outside the {out.numel()} entries that they are written into")
-    return out
+    return float(np.uint32(min(peak, INFINITE)).view(np.float32))
 
 
 def ascending(indices: Tensor, numel: int) -> bool:

@@ -26,12 +26,12 @@ def size(wire: Wire, mine: Sparse, span: Span) -> int:
     """Bytes of this payload, before the work."""
     head = 0 if wire.fixed else HEADER
     values = wire.values.nbytes(mine.entries, mine.values.element_size())
-    return head + values + wire.indices.size(mine.indices - span[0], span[1] - span[0])
+    return head + values + wire.indices.size(_shifted(mine.indices, -span[0]), span[1] - span[0])
 
 
 def write(wire: Wire, mine: Sparse, values: Tensor, span: Span) -> Tensor:
     """The message of a payload whose values are encoded already."""
-    indices = wire.indices.encode(mine.indices - span[0], span[1] - span[0])
+    indices = wire.indices.encode(_shifted(mine.indices, -span[0]), span[1] - span[0])
     if wire.fixed:
         return torch.cat([values, indices])
     return torch.cat([_number(mine.entries, values), values, indices])
@@ -47,7 +47,7 @@ def read(wire: Wire, message: Tensor, span: Span, like: Sparse) -> Sparse:
     cut = wire.values.nbytes(k, itemsize)
     values = wire.values.decode(message[:cut], k, like.values.dtype)
     indices = wire.indices.decode(message[cut:], k, length)
-    return Sparse(indices + span[0], values, like.numel)
+    return Sparse(_shifted(indices, span[0]), values, like.numel)
 
 
 def slot(message: Tensor, room: int) -> Tensor:
@@ -92,6 +92,10 @@ def _largest(mine: Sparse, count: int) -> Sparse:
     if count:
         kept[kernels.topk(mine.values[None], count)] = True
     return only(mine, kept)
+
+
+def _shifted(indices: Tensor, by: int) -> Tensor:
+    return indices + by if by else indices
 
 
 def _number(n: int, like: Tensor) -> Tensor:
