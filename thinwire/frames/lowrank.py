@@ -53,7 +53,9 @@ class _Factor:
 
     def project(self, x: Tensor) -> Tensor:
         matrix = x[self.slot.offset : self.slot.offset + self.slot.numel].view(self.slot.matrix)
-        return (matrix if self.side == P else matrix.T) @ (self.basis * self.safety)
+        basis = self.basis * self.safety
+        # a short, wide product on side Q: half the time of the tall one, on a CPU
+        return matrix @ basis if self.side == P else (basis.T @ matrix).T
 
     def lift(self, factor: Tensor, entries: int) -> payload.LowRank:
         factor = factor.view(self.shape)
