@@ -82,8 +82,10 @@ def _random(k: int, numel: int) -> int:
     if k == 0 or numel == 0:
         return 0
     stay = max(0.0, 1 - k / numel)
+    near = round(math.log2(numel / k))  # the best m is hardly ever further off than one
     mean: dict[int, float] = {
-        m: stay ** (2**m) / max(1e-12, 1.0 - stay ** (2**m)) for m in range(MOST + 1)
+        m: stay ** (2**m) / max(1e-12, 1.0 - stay ** (2**m))
+        for m in range(max(0, near - 2), max(1, min(MOST, near + 1) + 1))
     }
     m = min(mean, key=lambda m: mean[m] + m)  # of g >> m
     return -(-k // GROUP) + packed_bytes(k * m, 1) + math.ceil(k * (mean[m] + 1) / 8)
