@@ -34,11 +34,15 @@ def test_formulas(world):
     share, log = (world - 1) / world, math.ceil(math.log2(world))
     words = {
         "dense (ring)": 2 * d * share,
+        "dense (halving)": 2 * d * share,
+        "16-bit (halving)": d * share,
         "Top-k (all-gather)": 2 * k * (world - 1),
         "gTop-k (tree)": 4 * k * log,
+        "gTop-k (butterfly)": 2 * k * log,
         "TopkDSA (worst)": (2 * k + d) * share,
         "TopkDSA (best)": 4 * k * share,
         "Ok-Topk (worst)": 6 * k * share,
+        "SparDL": 4 * k * share,
         "PowerSGD": 2 * 2 * (d / n**2) * n * r * share,
         "ACP-SGD": 2 * (d / n**2) * n * r * share,
     }

@@ -3,8 +3,8 @@
     seconds = messages * alpha + words * beta        d entries, k of them kept, P ranks, rank r
 
 Words are four bytes; an entry with its index is two. Logarithms are of base 2, rounded up. Sources:
-gTop-k (arXiv 1901.04359), Ok-Topk (arXiv 2201.07598, table 1), PowerSGD and ACP-SGD as published,
-their matrices taken as square.
+gTop-k (arXiv 1901.04359), Ok-Topk (arXiv 2201.07598, table 1), SparDL (arXiv 2304.00737), PowerSGD
+and ACP-SGD as published, their matrices taken as square; halving is Rabenseifner's all-reduce.
 """
 
 from __future__ import annotations
@@ -64,6 +64,20 @@ COSTS = (
         words=lambda p: 2 * p.d * (p.world - 1) / p.world,
     ),
     Cost(
+        name="dense (halving)",
+        latency="2 log P",
+        bandwidth="2d(P-1)/P",
+        messages=lambda p: 2 * p.log,
+        words=lambda p: 2 * p.d * (p.world - 1) / p.world,
+    ),
+    Cost(
+        name="16-bit (halving)",
+        latency="2 log P",
+        bandwidth="d(P-1)/P",
+        messages=lambda p: 2 * p.log,
+        words=lambda p: p.d * (p.world - 1) / p.world,
+    ),
+    Cost(
         name="Top-k (all-gather)",
         latency="log P",
         bandwidth="2k(P-1)",
@@ -76,6 +90,13 @@ COSTS = (
         bandwidth="4k log P",
         messages=lambda p: 2 * p.log,
         words=lambda p: 4 * p.k * p.log,
+    ),
+    Cost(
+        name="gTop-k (butterfly)",
+        latency="log P",
+        bandwidth="2k log P",
+        messages=lambda p: p.log,
+        words=lambda p: 2 * p.k * p.log,
     ),
     Cost(
         name="TopkDSA (worst)",
@@ -97,6 +118,13 @@ COSTS = (
         bandwidth="6k(P-1)/P",
         messages=lambda p: 2 * p.world + 2 * p.log if p.world > 1 else 0,
         words=lambda p: 6 * p.k * (p.world - 1) / p.world,
+    ),
+    Cost(
+        name="SparDL",
+        latency="2 log P",
+        bandwidth="4k(P-1)/P",
+        messages=lambda p: 2 * p.log,
+        words=lambda p: 4 * p.k * (p.world - 1) / p.world,
     ),
     Cost(
         name="PowerSGD",
