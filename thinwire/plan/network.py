@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import mul
@@ -67,16 +68,32 @@ class Network:
         if self.world == 1:
             return 0.0
         line = self.lines.get(verb, self.lines["all_gather"])
+        if len(line.points) > 1 and sent >= line.points[0][0]:
+            return _between(line.points, sent)  # real networks have bends that no line has
         return line.alpha * messages(verb, self.world) + line.beta * sent
 
     def at(self, world: int) -> Network:
         """The same links among more or fewer ranks."""
-        return replace(self, world=world)
+        return self if world == self.world else replace(self._straight(), world=world)
 
     def at_rate(self, bits: float) -> Network:
         """The same messages over links of another rate."""
-        lines = {verb: replace(line, beta=8 / bits) for verb, line in self.lines.items()}
+        lines = {
+            verb: replace(line, beta=8 / bits) for verb, line in self._straight().lines.items()
+        }
         return replace(self, lines=lines)
+
+    def _straight(self) -> Network:
+        """By the lines alone, without the points that were measured at one size of group."""
+        lines = {verb: replace(line, points=()) for verb, line in self.lines.items()}
+        return replace(self, lines=lines)
+
+
+def _between(points: Sequence[tuple[float, float]], sent: float) -> float:
+    """On the way from one measured point to the next; past the last one, straight on."""
+    place = min(bisect_left(points, (sent, 0.0)), len(points) - 1)
+    (b0, t0), (b1, t1) = points[max(0, place - 1)], points[max(1, place)]
+    return t0 + (t1 - t0) * (sent - b0) / (b1 - b0)
 
 
 def messages(verb: str, world: int) -> int:
