@@ -178,7 +178,7 @@ def test_with_equal_counts_rows_cost_the_same_touched_or_not():
     ({"interleave": (0, 1)}, "a period is two numbers of steps"),
     ({"interleave": True, "steps": 0}, "steps must be the number of steps"),
     ({"interleave": True, "steps": 9, "fraction": 2.0}, r"fraction must be in \[0, 1\]"),
-    ({"interleave": True, "fraction": 0.5}, "fraction is of the training's steps"),
+    ({"interleave": True, "fraction": 0.5}, "fraction is of the training"),
     ({"interleave": 5}, "interleave must be True, False or a period, got 5"),
     ({"estimate": 2.5}, "estimate must be True, False or a first interval"),
     ({"interleave": True, "estimate": -1}, "estimate must be True, False or a first interval"),

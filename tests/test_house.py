@@ -18,7 +18,7 @@ ROOMS = [
     {"state", "layout", "kernels", "operand", "bucket", "payload", "protocols", "schedule",
      "describe", "draws"},
     {"comm", "wire", "collectives", "selectors", "frames", "memory", "reducers", "remember",
-     "combinators"},
+     "combinators", "route", "planned", "partial"},
     {"recipes"},
     {"engine", "plan"},
     {"jobs", "lab", "report"},
@@ -32,6 +32,9 @@ SEAM = {
     "reducers",
     "remember",
     "combinators",
+    "route",
+    "planned",
+    "partial",
     "bucket",
     "wire",
 }

@@ -29,7 +29,8 @@ class Bucket:
     `scale` is the loss scale the gradient still carries; `rates` are the learning rates by
     parameter name, where the engine knows them; `unused` names the parameters that got no gradient
     on this rank, or is None where nobody keeps track; `poisoned` says that a gradient which went
-    into it was not finite.
+    into it was not finite; `ready` is when its gradients were complete (`time.perf_counter`), where
+    the engine says so; `thinner` multiplies the density that selectors are asked for.
     """
 
     flat: Tensor | Sum
@@ -41,6 +42,8 @@ class Bucket:
     rates: Mapping[str, float] | None = None
     unused: frozenset[str] | None = None
     poisoned: bool = False
+    ready: float = 0.0
+    thinner: float = 1.0
     draft: Draft | None = None
     path: str = ""
 

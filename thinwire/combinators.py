@@ -1,7 +1,7 @@
 """Combinators: reducers that hold reducers. Everything that is not a leaf is one of these.
 
-`Remember` adds error feedback (a file of its own), `Warmup` and `Alternate` choose by the step,
-`Route` by the parameter, `InBasis` changes the coordinates, `Watch` looks on. Each passes the
+`Remember` adds error feedback, `Route` chooses by the parameter (files of their own), `Warmup` and
+`Alternate` by the step, `InBasis` changes the coordinates, `Watch` looks on. Each passes the
 conservation law through unchanged.
 """
 
@@ -10,29 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from thinwire.bucket import Bucket
 from thinwire.comm.metered import unmetered
 from thinwire.describe import describe, parts
 from thinwire.frames.shared import Identity
-from thinwire.layout import Layout, Slot
+from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
-from thinwire.payload import Mapped, Parts, nothing
+from thinwire.payload import Mapped
 from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
 from thinwire.reducers import Project, Select
 from thinwire.remember import Remember
+from thinwire.route import Route, Rule
 
 __all__ = [
-    "Alternate", "InBasis", "Remember", "Route", "Scheduled", "Warmup", "Watch", "dense",
+    "Alternate", "InBasis", "Remember", "Route", "Rule", "Scheduled", "Warmup", "Watch", "dense",
     "dense_form", "memories", "remembers",
 ]  # fmt: skip
-
-Rule = Callable[[Slot], bool]
 
 
 def dense() -> Reducer:
@@ -134,68 +132,6 @@ class Warmup:
 
     def _at(self, step: int) -> Reducer:
         return dense() if step < self.steps else self.then
-
-
-@dataclass(frozen=True)
-class Route:
-    """Parameters for which `rule` holds go to `yes`, the others to `no`.
-
-    Both see the same flat buffer with fewer slots, so nothing is copied but payloads.
-    """
-
-    rule: Rule
-    yes: Reducer
-    no: Reducer
-
-    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        results = [
-            (child, reducer.reduce(child.at(name), comm))
-            for name, child, reducer in self._children(bucket)
-        ]
-        if not results:
-            return Reduced(mean=bucket.blank(), sent=nothing(bucket.layout.numel))
-        mean = results[0][1].mean
-        for child, reduced in results[1:]:
-            if reduced.mean is not mean:
-                for start, stop in child.layout.runs:
-                    mean[start:stop] = reduced.mean[start:stop]
-        done = [reduced for _, reduced in results]
-        undos = [reduced.undo for reduced in done if reduced.undo]
-        if not all(reduced.finite for reduced in done):
-            for undo in undos:
-                undo()
-            return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
-        return Reduced(
-            mean=mean,
-            sent=Parts(tuple((0, reduced.sent) for reduced in done), bucket.layout.numel),
-            undo=(lambda: [undo() for undo in undos]) if undos else None,
-            unused=tuple(name for reduced in done for name in reduced.unused),
-            kept=sum(reduced.entries for reduced in done),
-            peak=max(reduced.peak for reduced in done),
-        )
-
-    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        ghost = Bucket(flat=torch.empty(layout.numel, device="meta"), layout=layout, state={})
-        parts = [r.traffic(b.layout, world, step) for _, b, r in self._children(ghost)]
-        return sum(parts, Traffic())
-
-    def __repr__(self) -> str:
-        return describe(self)
-
-    def _children(self, bucket: Bucket) -> list[tuple[str, Bucket, Reducer]]:
-        layout = bucket.layout
-        if layout not in self._known:
-            chosen = {slot.name for slot in layout.slots if self.rule(slot)}
-            yes = tuple(slot for slot in layout.slots if slot.name in chosen)
-            no = tuple(slot for slot in layout.slots if slot.name not in chosen)
-            self._known[layout] = Layout(yes, layout.numel), Layout(no, layout.numel)
-        both = zip(("yes", "no"), self._known[layout], (self.yes, self.no), strict=True)
-        return [(name, replace(bucket, layout=part), r) for name, part, r in both if part.slots]
-
-    @cached_property
-    def _known(self) -> dict[Layout, tuple[Layout, Layout]]:
-        """Which parameters go where, by layout: asked once, not every step."""
-        return {}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Payload, Sparse, ascending, limit, nothing, written
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
-from thinwire.schedule import ByName, Density, at, check_densities, checked_density
+from thinwire.schedule import ByName, Density, at, check_densities, checked_density, thinned
 from thinwire.wire import Wire
 from thinwire.wire.link import Link, reduce_traffic
 
@@ -113,7 +113,7 @@ class Select:
         scope = bucket.scope("select")
         chosen: list[Tensor] = []
         k = 0
-        for piece in self.over(bucket, self._density(bucket.step)):
+        for piece in self.over(bucket, thinned(self._density(bucket.step), bucket.thinner)):
             states.append(piece.state(scope))
             chosen.append(piece.place(self._picked(piece, states[-1])))
             k += piece.k * piece.rows.shape[0]

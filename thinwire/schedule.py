@@ -105,6 +105,25 @@ def density_at(density: Density, step: int, name: str) -> float:
     return checked_density(here)
 
 
+def thinned(density: Density, factor: float) -> Density:
+    """So many times a density that is known at a step already."""
+    if factor == 1.0:
+        return density
+    if isinstance(density, ByName):
+        rules = tuple((pattern, _Times(number, factor)) for pattern, number in density.rules)
+        return ByName(rules)
+    return _Times(density, factor)(0)
+
+
+@dataclass(frozen=True)
+class _Times:
+    number: Number
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, at(self.number, step) * self.factor)
+
+
 def check_densities(density: Density) -> None:
     """Every density that can be known before the training: all of a schedule's, or its first."""
     if isinstance(density, ByName):

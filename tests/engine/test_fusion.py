@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire import recipes
-from thinwire.engine.fusion import MB, plan
+from thinwire.engine.fusion import MB, plan, planned
 
 sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=20)
 
@@ -53,3 +54,17 @@ def test_a_bucket_is_filled_by_what_is_sent():
     assert [len(layout.slots) for layout in by_size] == [2, 2, 1]
     # one factor of a wide matrix is a percent of it: all four fit beside each other
     assert [len(layout.slots) for layout in plan(many, recipes.acpsgd(1), 0.5 * held)] == [1, 4]
+
+
+def test_a_plan_says_how_many_go_together():
+    parameters = {f"p{i}": torch.empty(i + 1) for i in range(5)}
+    layouts = planned(parameters, [2, 3])
+    assert [[s.name for s in layout.slots] for layout in layouts] == [
+        ["p4", "p3"],
+        ["p2", "p1", "p0"],
+    ]
+    with pytest.raises(ValueError, match="plan again"):
+        planned(parameters, [2, 2])
+    parameters["p3"] = parameters["p3"].double()
+    with pytest.raises(ValueError, match="mixes 2"):
+        planned(parameters, [2, 3])

@@ -3,15 +3,17 @@
 `bucket_mb` is in megabytes of gradient, as DDP's; it is translated into compressed bytes at the
 model's own rate, so that compressed buckets are as many as DDP's would be and about equal on the
 wire. Parameters are taken in reverse order of registration, roughly as backward finishes them.
+A plan of buffers (`thinwire.plan.buffers`) says itself how many gradients go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from thinwire.layout import Layout
+from thinwire.plan.buffers import groups
 from thinwire.protocols import Reducer
 
 MB = 2**20
@@ -38,6 +40,20 @@ def plan(
         room[kind] -= costs[name]
     buckets = [bucket for kind in groups.values() for bucket in kind]
     buckets.sort(key=lambda bucket: names.index(bucket[-1]))  # whichever is complete first
+    return [Layout.of({name: parameters[name] for name in bucket}) for bucket in buckets]
+
+
+def planned(parameters: Mapping[str, Tensor], counts: Sequence[int]) -> list[Layout]:
+    """The buckets of a plan: so many gradients each, in the order of backward."""
+    names = list(parameters)[::-1]
+    buckets = groups(names, list(counts))
+    for bucket in buckets:
+        kinds = {(parameters[name].dtype, parameters[name].device) for name in bucket}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"a bucket of the plan mixes {len(kinds)} precisions or devices ({bucket[0]} to "
+                f"{bucket[-1]}); plan again, or leave buckets= out"
+            )
     return [Layout.of({name: parameters[name] for name in bucket}) for bucket in buckets]
 
 

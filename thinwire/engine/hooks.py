@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,9 +58,10 @@ class Hooks:
         parameters: dict[str, Parameter],
         named: dict[str, Parameter],
         bucket_mb: float,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self._sync, self._peers, self._parameters, self._named = sync, peers, parameters, named
-        self._bucket_mb = bucket_mb
+        self._bucket_mb, self._counts = bucket_mb, counts
         self._hooked = {id(p) for p in parameters.values()}
         self._plan: list[_Packed] | None = None
         self._home: dict[str, _Packed] = {}
@@ -201,7 +202,10 @@ class Hooks:
             log.warning("%s: sparse gradient, passed through uncompressed", name)
         rest = {name: p for name, p in self._parameters.items() if name not in self._sparse}
         world = self._peers.comm.size
-        layouts = fusion.plan(rest, self._sync.recipe, self._bucket_mb, max(2, world))
+        if self._counts is not None:
+            layouts = fusion.planned(rest, self._counts)
+        else:
+            layouts = fusion.plan(rest, self._sync.recipe, self._bucket_mb, max(2, world))
         self._plan = [self._packed(layout) for layout in layouts]
         self._home = {s.name: packed for packed in self._plan for s in packed.layout.slots}
 

@@ -7,7 +7,7 @@ usual; `no_sync()` accumulates.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from thinwire.engine.checks import (
     check_timeout,
     learning_rates,
 )
+from thinwire.engine.fusion import planned
 from thinwire.engine.hooks import Hooks, broadcast
 from thinwire.engine.peers import Peers
 from thinwire.engine.sync import Sync
@@ -38,21 +39,26 @@ def distribute(
     scaler: Any = None,
     timeout: float = 60.0,
     bucket_mb: float = 25.0,
+    buckets: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Sync:
     """Average the gradients of this optimizer's parameters as the recipe says.
 
     Broadcasts rank 0's parameters, all that are named (buffers are the caller's), then hooks those
-    the optimizer trains. Buckets hold what corresponds to `bucket_mb` megabytes of gradient.
+    the optimizer trains. Buckets hold what corresponds to `bucket_mb` megabytes of gradient, or so
+    many gradients each, in the order of backward, as a plan says (`buckets`).
     """
     named = _by_name(named_parameters)
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
+    if buckets is not None:
+        planned(parameters, buckets)  # one that does not fit is refused now
     peers = Peers(process_group or dist.group.WORLD, timeout)  # type: ignore[arg-type]
     slots = list(Layout.of(parameters).slots)
     rates = partial(learning_rates, optimizer, parameters)
     sync = Sync(recipe, slots, peers, scaler, tracks_unused=True, rates=rates)
+    peers.agree("plan of buckets", [f"buckets {list(buckets)}" if buckets else "no plan"])
     broadcast(peers, named, root=0)
-    sync.plug(Hooks(sync, peers, optimizer, parameters, named, bucket_mb))
+    sync.plug(Hooks(sync, peers, optimizer, parameters, named, bucket_mb, buckets))
     _distributed[optimizer] = sync
     return sync
 

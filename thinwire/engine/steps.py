@@ -30,7 +30,7 @@ REPLAYS = 2  # DDP rebuilds its buckets after the first step, with static_graph 
 @dataclass(kw_only=True)
 class Arrival:
     """One bucket as a socket hands it in; `scale` is the loss scale its gradients carry,
-    `rates` the learning rates they will meet."""
+    `rates` the learning rates they will meet, `ready` when they were complete."""
 
     flat: Tensor
     layout: Layout
@@ -39,6 +39,7 @@ class Arrival:
     unused: frozenset[str] | None = None
     scale: float = 1.0
     rates: dict[str, float] | None = None
+    ready: float = field(default_factory=time.perf_counter)
 
 
 @dataclass
@@ -120,6 +121,7 @@ class Steps:
             scale=arrival.scale,
             rates=arrival.rates,
             unused=arrival.unused,
+            ready=arrival.ready,
             draft=self._now.draft,
         )
         self.comm.start()

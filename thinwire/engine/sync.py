@@ -18,12 +18,13 @@ from torch.futures import Future
 
 from thinwire import kernels
 from thinwire.combinators import dense_form, memories
-from thinwire.describe import describe
+from thinwire.describe import describe, parts
 from thinwire.engine import checkpoint
 from thinwire.engine.lane import Lane
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival, Steps, slot_line
 from thinwire.layout import Slot
+from thinwire.planned import Planned, forget
 from thinwire.protocols import Reduced, Reducer
 
 
@@ -95,6 +96,15 @@ class Sync:
         self._lane.wait()
         self._peers.meet("resume()")
         self._steps.recipe = self.recipe
+
+    def replan(self) -> None:
+        """Let a recipe that chooses, as `auto` does, choose anew from the next step on. On all
+        ranks."""
+        self._lane.wait()
+        if not any(isinstance(part, Planned) for part in parts(self.recipe)):
+            raise ValueError("this recipe makes no choice that could be made anew; auto does")
+        self._peers.meet("replan()")
+        forget(self._steps.root.get("slots", {}))
 
     def detach(self) -> None:
         """Leave the training loop as it was. To deliver the residual, pause for one step before."""

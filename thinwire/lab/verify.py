@@ -1,40 +1,38 @@
 """Predicted steps beside measured ones, in shaped networks: `thinwire plan --verify`.
 
 For every model and number of workers the profile is taken once, on loopback; for every network the
-links are probed, the steps predicted, and then measured.
+links are probed, the steps predicted, and then measured. Every cell is written to a file as it
+comes, and a run that was broken off goes on behind the last.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import kernels, recipes
+from thinwire import recipes
 from thinwire.comm.torch import TorchComm
 from thinwire.engine.ddp import attach
 from thinwire.lab import models, workers
+from thinwire.lab.planning import Profiled, Question, profiled
 from thinwire.plan import network, planner, profile
 from thinwire.plan.network import Network
 
 RECIPES = ("dense()", "adtopk(density=0.01)", "oktopk(density=0.01)", "acpsgd(rank=4)")
+MODELS, WORLDS, NETS = ("mlp", "vgg16"), (2, 4, 8), ("100mbit", "1gbit", "10gbit")
 SECONDS = 6.0  # to measure one cell, if three steps fit into it
 STEPS = (3, 15)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profiled:
-    """A model on so many workers: its own step, its buckets, and what each recipe costs."""
-
-    model: profile.Model
-    groups: list[list[str]]
-    costs: dict[str, list[profile.Cost]]
+NEAR = 0.10  # of the best measured step: close enough to count as the winner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,44 +50,89 @@ class Cell:
     def error(self) -> float:
         return abs(self.predicted - self.measured) / self.measured
 
-
-def profiled(model: str, batch: int, world: int, calls: tuple[str, ...] = RECIPES) -> Profiled:
-    """On loopback, all workers at once."""
-    result: Profiled = workers.run(world, _profile, model, batch, calls)[0]
-    return result
+    @property
+    def place(self) -> tuple[str, int, str]:
+        return self.model, self.workers, self.net
 
 
-def measured(
-    model: str, batch: int, world: int, net: str, found: Profiled, links: Network | None = None
-) -> tuple[list[Cell], Network]:
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How good the predictions were: median error, and in how many places the right recipe (or one
+    within a tenth of it) was foreseen."""
+
+    error: float
+    right: int
+    places: int
+
+
+def verify(
+    path: Path,
+    batch: int = 16,
+    on_cell: Callable[[Cell], None] = lambda cell: None,
+    places: Iterable[tuple[str, int, str]] | None = None,
+) -> list[Cell]:
+    """Every cell that is not in the file yet, and those that are."""
+    cells = read(path)
+    for cell in cells:
+        on_cell(cell)
+    known: dict[tuple[str, int], Profiled] = {}
+    every = places or [(model, world, net) for model in MODELS for world in WORLDS for net in NETS]
+    for model, world, net in every:
+        if (model, world, net) in {cell.place for cell in cells}:
+            continue
+        if (model, world) not in known:
+            question = Question(model=model, batch=batch, recipes=RECIPES)
+            known[model, world] = profiled(question, world)
+        for cell in measured(model, batch, net, known[model, world])[0]:
+            cells.append(cell)
+            on_cell(cell)
+            with path.open("a") as file:
+                file.write(json.dumps(asdict(cell)) + "\n")
+    return cells
+
+
+def read(path: Path) -> list[Cell]:
+    """The cells that a file has; a line that was cut off in the middle is left out."""
+    cells = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            cells.append(Cell(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    whole = {cell.place for cell in cells if cell.recipe == RECIPES[-1]}
+    return [cell for cell in cells if cell.place in whole]
+
+
+def score(cells: list[Cell]) -> Score:
+    places = sorted({cell.place for cell in cells})
+    right = 0
+    for place in places:
+        here = [cell for cell in cells if cell.place == place]
+        picked = min(here, key=lambda cell: cell.predicted)
+        right += picked.measured <= (1 + NEAR) * min(cell.measured for cell in here)
+    return Score(
+        error=statistics.median(cell.error for cell in cells), right=right, places=len(places)
+    )
+
+
+def measured(model: str, batch: int, net: str, found: Profiled) -> tuple[list[Cell], Network]:
     """The cells of one network, and its probe."""
-    steps, links = workers.run(world, _measure, model, batch, tuple(found.costs), links, net=net)[0]
-    cores = (os.cpu_count() or 1) / world
+    world, calls = found.world, tuple(found.costs)
+    steps, links = workers.run(world, _measure, model, batch, calls, net=net)[0]
+    setup = found.setup(links, (os.cpu_count() or 1) / world)
     cells = []
     for call, seconds in steps.items():
-        guess = planner.predicted(call, found.model, found.groups, found.costs[call], links, cores)
+        guess = planner.predicted(call, setup, found.costs[call]).step
         cells.append(Cell(model=model, workers=world, net=net, recipe=call,
-                          predicted=guess.step, measured=seconds))  # fmt: skip
+                          predicted=guess, measured=seconds))  # fmt: skip
     return cells, links
 
 
-def _profile(rank: int, world: int, report: Any, model: str, batch: int, calls: Any) -> Profiled:
-    torch.manual_seed(0)
-    kernels.warm()
-    comm = TorchComm(dist.group.WORLD)  # type: ignore[arg-type]
-    net, inputs = models.make(model, batch)
-    found = profile.model(net, inputs, models.loss_of, comm)
-    groups = profile.buckets(found)
-    layouts = planner.layouts(found, groups)
-    costs = {call: profile.costs(recipes.parse(call), layouts, comm) for call in calls}
-    return Profiled(model=found, groups=groups, costs=costs)
-
-
 def _measure(
-    rank: int, world: int, report: Any, model: str, batch: int, calls: Any, links: Network | None
+    rank: int, world: int, report: Any, model: str, batch: int, calls: tuple[str, ...]
 ) -> tuple[dict[str, float], Network]:
     comm = TorchComm(dist.group.WORLD)  # type: ignore[arg-type]
-    links = links or network.probe(comm)
+    links = network.probe(comm)
     return {call: _step(call, model, batch, comm) for call in calls}, links
 
 

@@ -1,25 +1,46 @@
-"""From measurements to a choice: what each recipe would make of a step, and which is best."""
+"""From measurements to a choice: what each recipe would make of a step, which is best, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from thinwire import recipes
 from thinwire.layout import Layout
 from thinwire.plan.network import Network
 from thinwire.plan.profile import Cost, Model
 from thinwire.plan.timeline import Timeline, Work, replay
 
+DENSE = "dense()"
+SIXTEEN = ("bf16()", "half()")
+CLOSE = 0.05  # a recipe that gains less than this over a simpler one is not worth it
+RATES = (1e5, 1e13)  # bits a second between which a crossover is looked for
+
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """A step under a recipe, as the timeline has it."""
+class Setup:
+    """What the choice is made for: a model in buckets, a network, and cores a worker."""
+
+    model: Model
+    groups: Sequence[Sequence[str]]
+    network: Network
+    cores: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One recipe: its step, bytes a rank sends and remembers, and the rate below which it beats
+    dense (infinite: always, zero: never)."""
 
     recipe: str
     timeline: Timeline
-    sent: float  # bytes a rank a step
+    works: tuple[Work, ...]
+    sent: float
+    memory: int
+    crossover: float = math.nan
 
     @property
     def step(self) -> float:
@@ -34,29 +55,115 @@ def layouts(model: Model, groups: Sequence[Sequence[str]]) -> list[Layout]:
     ]
 
 
-def predicted(
-    recipe: str,
-    model: Model,
-    groups: Sequence[Sequence[str]],
-    costs: Sequence[Cost],
-    network: Network,
-    cores: float,
-) -> Prediction:
-    """The step of a model whose buckets cost so much each."""
-    backward = dict(model.backward)
-    works = []
-    for number, (group, cost) in enumerate(zip(groups, costs, strict=True)):
-        wire = sum(network.seconds(verb, sent) for verb, sent in cost.calls) / cost.steps
-        works.append(
-            Work(
-                name=f"bucket {number}",
-                backward=sum(backward[name] for name in group),
-                select=cost.select,
-                wire=wire,
-                effort=cost.effort,
-                scatter=cost.scatter,
-            )
+def moved(
+    recipe: str, model: Model, groups: Sequence[Sequence[str]], costs: Sequence[Cost], world: int,
+    measured: int,
+) -> list[Cost]:  # fmt: skip
+    """The costs in a world of another size, by what the recipe says that it would send there."""
+    reducer = recipes.parse(recipe)
+    found = []
+    for layout, cost in zip(layouts(model, groups), costs, strict=True):
+        here, there = (
+            sum(reducer.traffic(layout, size, step).bytes for step in (1, 2))
+            for size in (measured, world)
         )
-    timeline = replay(works, forward=model.forward, optimizer=model.optimizer, cores=cores)
-    sent = sum(sent for cost in costs for _, sent in cost.calls) / costs[0].steps
-    return Prediction(recipe=recipe, timeline=timeline, sent=sent)
+        found.append(cost.among(world, measured, there / here if here else 1.0))
+    return found
+
+
+def predicted(recipe: str, setup: Setup, costs: Sequence[Cost]) -> Option:
+    """The step of a model whose buckets cost so much each."""
+    backward, links = dict(setup.model.backward), setup.network
+    works = tuple(
+        Work(
+            name=f"bucket {number}",
+            backward=sum(backward[name] for name in group),
+            select=cost.select,
+            wire=sum(links.seconds(verb, sent) for verb, sent in cost.calls) / cost.steps,
+            effort=cost.effort,
+            scatter=cost.scatter,
+        )
+        for number, (group, cost) in enumerate(zip(setup.groups, costs, strict=True))
+    )
+    forward, optimizer = setup.model.forward, setup.model.optimizer
+    return Option(
+        recipe=recipe,
+        timeline=replay(works, forward=forward, optimizer=optimizer, cores=setup.cores),
+        works=works,
+        sent=sum(cost.sent for cost in costs),
+        memory=sum(cost.memory for cost in costs),
+    )
+
+
+def ranked(setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> list[Option]:
+    """Every recipe, the fastest first; `dense()` must be among them."""
+    options = []
+    for recipe, each in costs.items():
+        crossing = crossover(recipe, setup, costs)
+        options.append(replace(predicted(recipe, setup, each), crossover=crossing))
+    return sorted(options, key=lambda option: option.step)
+
+
+def crossover(recipe: str, setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> float:
+    """The rate of links, bits a second, up to which this recipe beats dense."""
+
+    def loses(bits: float) -> bool:
+        there = replace(setup, network=setup.network.at_rate(bits))
+        mine = predicted(recipe, there, costs[recipe]).step
+        return mine >= predicted(DENSE, there, costs[DENSE]).step
+
+    low, high = RATES
+    if loses(low):
+        return 0.0
+    if not loses(high):
+        return math.inf
+    while high / low > 1.05:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if loses(middle) else (middle, high)
+    return math.sqrt(low * high)
+
+
+def chosen(options: Sequence[Option]) -> Option:
+    """The fastest, unless something simpler is about as fast: dense first, then 16 bits."""
+    best = min(options, key=lambda option: option.step)
+    for simpler in (DENSE, *SIXTEEN):
+        for option in options:
+            if option.recipe == simpler and option.step <= best.step * (1 + CLOSE):
+                return option
+    return best
+
+
+def verdict(options: Sequence[Option]) -> str:
+    """The answer in a sentence or two."""
+    best = chosen(options)
+    dense = next(option for option in options if option.recipe == DENSE)
+    gain = dense.step / best.step
+    if best is dense:
+        other = min((o for o in options if o is not dense), key=lambda o: o.step, default=dense)
+        hidden = f"backward waits {1e3 * dense.timeline.exposed:.1f} ms for it"
+        return (
+            f"Stay dense: {hidden}, and the best other, {other.recipe}, would take "
+            f"{other.step / dense.step:.2f} times the step."
+        )
+    if best.recipe in SIXTEEN:
+        return f"16-bit is enough: {best.recipe} is {gain:.2f} times faster than dense."
+    return f"Use {best.recipe}: {gain:.2f} times faster than dense."
+
+
+def reasons(option: Option, dense: Option) -> list[str]:
+    """Why, bucket by bucket."""
+    lines = []
+    for mine, theirs in zip(option.works, dense.works, strict=True):
+        spent = mine.select + mine.effort + mine.scatter - theirs.select - theirs.effort
+        spent -= theirs.scatter
+        saved = theirs.wire - mine.wire
+        word = "pays" if saved > spent else "does not pay by itself"
+        lines.append(
+            f"{mine.name}: backward {_ms(mine.backward)}, on the wire {_ms(mine.wire)} instead of "
+            f"{_ms(theirs.wire)}, {_ms(abs(spent))} {'more' if spent > 0 else 'less'} work: {word}"
+        )
+    return lines
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

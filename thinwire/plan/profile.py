@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,28 +50,51 @@ class Model:
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """A recipe's work for one bucket: processor seconds before the first verb, inside the verbs and
-    after; what it called, as (verb, bytes sent), in so many steps."""
+    after; what it called, as (verb, bytes sent), in so many steps; bytes it remembers."""
 
     select: float
     effort: float
     scatter: float
     calls: tuple[tuple[str, int], ...]
     steps: int
+    memory: int = 0
+
+    @property
+    def sent(self) -> float:
+        """Bytes a step."""
+        return sum(sent for _, sent in self.calls) / self.steps
 
     def times(self, factor: float) -> Cost:
+        """Of a bucket that is so many times larger."""
         calls = tuple((verb, round(sent * factor)) for verb, sent in self.calls)
-        return Cost(select=self.select * factor, effort=self.effort * factor,
-                    scatter=self.scatter * factor, calls=calls, steps=self.steps)  # fmt: skip
+        return Cost(
+            select=self.select * factor, effort=self.effort * factor, scatter=self.scatter * factor,
+            calls=calls, steps=self.steps, memory=round(self.memory * factor),
+        )  # fmt: skip
+
+    def among(self, world: int, measured: int, grows: float) -> Cost:
+        """In a world of another size, in which `grows` times as much is sent: so is the work of
+        sending it; and what comes from more ranks takes longer to write."""
+        if world == measured or measured == 1:
+            return self
+        gathered = sum(sent for verb, sent in self.calls if verb == "all_gather")
+        share = gathered / max(1, sum(sent for _, sent in self.calls))
+        return replace(
+            self,
+            calls=tuple((verb, round(sent * grows)) for verb, sent in self.calls),
+            effort=self.effort * grows,
+            scatter=self.scatter * (1 + share * max(0.0, grows - 1) / 4),
+        )
 
 
 def model(
     net: nn.Module, inputs: Sequence[Any], loss_of: Callable[[Any], Tensor], comm: Comm
 ) -> Model:
     """Measure forward, backward and an SGD step of a plain module."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
     names = {name: p for name, p in net.named_parameters() if p.requires_grad}
     if not names:
         raise ValueError("the model has no parameter that is trained; there is nothing to plan")
+    optimizer = torch.optim.SGD(names.values(), lr=1e-4)
     arrivals: dict[str, float] = {}
     clock = _clock(next(iter(names.values())))
     hooks = [
@@ -171,7 +194,17 @@ def _measured(recipe: Reducer, layout: Layout, comm: Comm, steps: int) -> Cost:
             calls += [(event.verb, event.bytes) for event in meter.events or []]
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
     select, effort, scatter = averaged(torch.tensor(medians, dtype=torch.float64), comm).tolist()
-    return Cost(select=select, effort=effort, scatter=scatter, calls=tuple(calls), steps=steps)
+    return Cost(
+        select=select, effort=effort, scatter=scatter, calls=tuple(calls), steps=steps,
+        memory=_held(state),
+    )  # fmt: skip
+
+
+def _held(tree: Any) -> int:
+    """Bytes of all tensors in a state."""
+    if isinstance(tree, Tensor):
+        return tree.numel() * tree.element_size()
+    return sum(_held(value) for value in tree.values()) if isinstance(tree, dict) else 0
 
 
 def _clock(like: Tensor) -> Callable[[], float]:
@@ -184,8 +217,3 @@ def _clock(like: Tensor) -> Callable[[], float]:
         return time.perf_counter()
 
     return now
-
-
-def total(costs: Iterable[Cost]) -> float:
-    """Processor seconds of all buckets."""
-    return sum(cost.select + cost.effort + cost.scatter for cost in costs)

@@ -16,6 +16,7 @@ from typing import Any
 from thinwire import schedule
 from thinwire.protocols import Reducer
 from thinwire.recipes.alldimension import adtopk
+from thinwire.recipes.auto import auto
 from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
 from thinwire.recipes.merging import gtopk, oktopk, spardl, topkdsa
 from thinwire.recipes.sparse import (
@@ -43,7 +44,7 @@ from thinwire.recipes.values import (
 __all__ = [  # noqa: RUF022  (the order in which people read them)
     "dense", "half", "bf16", "fp8", "int8", "onebit", "natural", "signsgd", "qsgd", "terngrad",
     "randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "gtopk", "topkdsa",
-    "oktopk", "spardl", "adtopk", "powersgd", "acpsgd", "demo_dct",
+    "oktopk", "spardl", "adtopk", "powersgd", "acpsgd", "demo_dct", "auto",
 ]  # fmt: skip
 
 SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")

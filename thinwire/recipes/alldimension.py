@@ -9,6 +9,8 @@ from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
 from thinwire.combinators import Alternate, Route, Rule
 from thinwire.combinators import dense as _dense
 from thinwire.layout import Layout, Slot
+from thinwire.partial import Partial
+from thinwire.planned import Planned
 from thinwire.protocols import Memory, Reducer, Selector
 from thinwire.recipes.options import (
     Densities,
@@ -29,6 +31,11 @@ from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
 ROWS: dict[str, View] = {"matrix": by_row, "dim1": by_dim1, "longer": by_longer, "dim0": by_dim0}
+
+
+def nothing(slot: Slot) -> bool:
+    """The rule that holds for no parameter."""
+    return False
 
 
 def vectors(slot: Slot) -> bool:
@@ -70,6 +77,8 @@ def adtopk(
     fraction: float = 0.75,
     dense: Rule | Sequence[str] | None = vectors,
     no_feedback: Rule | Sequence[str] = (),
+    partial: bool = False,
+    hybrid: bool = False,
     collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
@@ -82,11 +91,16 @@ def adtopk(
     `steps`, the length of the training, only up to that `fraction` of it. `estimate` (a first
     interval, or True for 5) remembers the flat threshold. Parameters for which `dense` holds (a
     rule, or patterns besides the vectors) are averaged whole, None compresses all; `no_feedback`
-    ones keep no residual. Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
+    ones keep no residual. `partial` times sparse and dense for some steps, and then leaves dense
+    what does not pay, out of the others' budget; `hybrid` sends every parameter by all-reduce or by
+    all-gather, whichever is fewer bytes. Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
     """
     over = ROWS.get(rows) if isinstance(rows, str) else rows
     if over is None or not callable(over):
         raise ValueError(f"rows must be one of {', '.join(ROWS)} (or a view), got {rows!r}")
+    if hybrid and collective is not None:
+        raise ValueError(f"hybrid chooses the collective, got collective={collective!r} too")
+    collective = "cheapest" if hybrid else collective
     varies = collective is None or bool(estimate)
     merged, coded = merge(collective, ragged=varies), as_wire(wire)
 
@@ -102,16 +116,27 @@ def adtopk(
     elif steps is not None:
         raise ValueError("steps ends the interleaving, got steps without it; set interleave=True")
     if steps is None and fraction != 0.75:
-        raise ValueError(
-            f"fraction is of the training's steps, got fraction={fraction!r} alone; give steps too"
-        )
-    if dense is not None:
-        given = dense if callable(dense) else VectorsAnd(rule("dense", dense))
-        inner = Route(StaysDense(given, over, densities(density)), _dense(), inner)
+        raise ValueError(f"fraction is of the training, got {fraction!r} alone; give steps too")
+    inner = _routed(inner, over, densities(density), dense, partial)
     inner = by_node(collective, inner)
     unfed = rule("no_feedback", no_feedback)
     fed, bare = remembered(memory, warmup, inner), remembered("none", warmup, inner)
     return Route(unfed, bare, fed) if no_feedback and fed != bare else fed
+
+
+def _routed(
+    inner: Reducer, over: View, density: Density, dense: Rule | Sequence[str] | None, partial: bool
+) -> Reducer:
+    """What stays dense by the caller's rule, and what will by the clock."""
+    stays: Rule = nothing
+    if dense is not None:
+        given = dense if callable(dense) else VectorsAnd(rule("dense", dense))
+        stays = StaysDense(given, over, density)
+        inner = Route(stays, _dense(), inner)
+    if not partial:
+        return inner
+    choices = (("sparse", inner), ("dense", _dense()))
+    return Planned(choices=choices, decide=Partial(density=density, always=stays))
 
 
 def _period(

@@ -1,0 +1,194 @@
+"""Plans in real gloo processes: buckets by plan, `auto`, and the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+import thinwire
+from tests.integration.common import ddp, mlp, sgd, train, weights
+from tests.integration.test_ddp import same_everywhere
+from tests.processes import Pool
+from thinwire import RankMismatch, recipes
+from thinwire.cli.app import app
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+STEPS = 14  # two choices of six steps, and two after the decision
+
+
+def planned_buckets(rank: int, world: int) -> tuple[list[list[str]], Tensor, Tensor]:
+    net = mlp()
+    optimizer = sgd(net)
+    names = [name for name, _ in net.named_parameters()][::-1]
+    counts = [1, 2, len(names) - 3]
+    sync = thinwire.distribute(optimizer, net.named_parameters(), recipes.dense(), buckets=counts)
+    train(net, optimizer, rank, 4)
+    order: list[list[str]] = sync.state_dict()["buckets"]
+    assert [len(bucket) for bucket in order] == counts
+    assert [name for bucket in order for name in bucket] == names
+    sync.detach()
+    other = mlp()
+    model, plain = ddp(other), sgd(other)
+    train(model, plain, rank, 4)
+    return order, weights(net), weights(other)
+
+
+def test_buckets_are_those_of_the_plan(pool: Pool) -> None:
+    for order, ours, plain in pool.run(2, planned_buckets):
+        assert len(order) == 3
+        assert torch.allclose(ours, plain, atol=1e-6)
+
+
+def different_plans(rank: int, world: int) -> list[str]:
+    messages = []
+    for counts in ([4 - rank, rank], [3]):
+        net = mlp(2)
+        size = len(list(net.parameters()))
+        given = [size - 1 - rank, 1 + rank] if counts != [3] else [size + 1]
+        try:
+            thinwire.distribute(
+                sgd(net), net.named_parameters(), recipes.dense(), buckets=given, timeout=20.0
+            )
+        except (RankMismatch, ValueError) as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_ranks_with_different_plans_are_told(pool: Pool) -> None:
+    for disagree, unfit in pool.run(2, different_plans):
+        assert "ranks disagree on the plan of buckets" in disagree and "rank 1" in disagree
+        assert "plan again" in unfit
+
+
+def choices(sync: thinwire.Sync) -> dict[str, int]:
+    slots: dict[str, Any] = sync.state_dict()["slots"]
+    return {name: parts["plan"]["choice"] for name, parts in slots.items() if "plan" in parts
+            and "choice" in parts["plan"]}  # fmt: skip
+
+
+def choosing(rank: int, world: int) -> tuple[Tensor, dict[str, int], dict[str, int]]:
+    net = mlp()
+    model, optimizer = ddp(net), sgd(net)
+    recipe = recipes.auto(density=0.1, among=("topk", "dense"))
+    sync = thinwire.attach(model, recipe, optimizer=optimizer)
+    train(model, optimizer, rank, STEPS)
+    first = choices(sync)
+    saved = sync.state_dict()
+    assert len(set(first.values())) == 1 and len(first) == len(list(net.parameters()))
+    sync.detach()
+    again = thinwire.attach(model, recipe, optimizer=optimizer)
+    again.load_state_dict(saved)
+    train(model, optimizer, rank, 2)
+    assert choices(again) == first  # a resumed run does not choose again
+    again.replan()
+    assert choices(again) == {}
+    train(model, optimizer, rank, STEPS)
+    return weights(net), first, choices(again)
+
+
+def test_auto_chooses_and_remembers_and_chooses_anew(pool: Pool) -> None:
+    results = pool.run(2, choosing)
+    same_everywhere([result[0] for result in results])
+    assert results[0][1:] == results[1][1:]
+    assert results[0][2]
+
+
+def nothing_to_plan(rank: int, world: int) -> str:
+    net = mlp(2)
+    sync = thinwire.attach(ddp(net), recipes.topk())
+    with pytest.raises(ValueError, match="makes no choice") as error:
+        sync.replan()
+    return str(error.value)
+
+
+def test_other_recipes_have_nothing_to_plan(pool: Pool) -> None:
+    assert "auto" in pool.run(1, nothing_to_plan)[0]
+
+
+def thinwire_plan(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "thinwire"), "plan", *args]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110)
+
+
+def test_plan_prints_an_answer_and_writes_a_page(tmp_path: Path) -> None:
+    few = ("--recipe", "topk(density=0.01)", "--recipe", "bf16()")
+    done = thinwire_plan("small", "--workers", "2", *few, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "dense()" in done.stdout and "times" in done.stdout
+    assert any(word in done.stdout for word in ("Stay dense", "16-bit is enough", "Use topk"))
+    page = (tmp_path / "out" / "plan.html").read_text()
+    assert page.count("<svg") == 4 and "//" not in page.replace("http://www.w3.org", "")
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert {option["recipe"] for option in plan["options"]} == {
+        "dense()", "topk(density=0.01)", "bf16()",
+    }  # fmt: skip
+    probe = ("--probe", "out/probe.json")
+    done = thinwire_plan("small", "--workers", "2", *few[:2], *probe, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["links"] == "probe.json"
+
+
+def test_a_slow_network_wants_compression_and_a_fast_one_does_not(tmp_path: Path) -> None:
+    verdicts = []
+    for net in ("1mbit", "10000gbit"):
+        call = ("small", "--workers", "16", "--net", net, "--latency", "1us", "--json")
+        done = thinwire_plan(*call, "--recipe", "topk(density=0.01)", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        verdicts.append(json.loads(done.stdout))
+    slow, fast = verdicts
+    assert slow["recipe"] == "topk(density=0.01)" and slow["workers"] == 16
+    assert fast["recipe"] == "dense()" and fast["verdict"].startswith("Stay dense")
+    crossing = next(o["crossover"] for o in slow["options"] if o["recipe"] != "dense()")
+    assert 1e6 < crossing < 1e13
+
+
+BROKEN = """
+import torch
+def model(batch):
+    return torch.nn.Linear(4, 4), (torch.randn(batch, 5),)
+def nothing(batch):
+    return 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ((), 2, "which model?"),
+        (("nosuch",), 2, "unknown model 'nosuch'"),
+        (("small", "--net", "0gbit"), 2, "got '0gbit'"),
+        (("small", "--net", "1gbit", "--latency", "x"), 2, "got 'x'"),
+        (("small", "--probe", "none.json"), 2, "cannot read the probe"),
+        (("small", "--probe", "old.json"), 2, "no probe of this version"),
+        (("small", "--probe", "old.json", "--net", "1gbit"), 2, "not both"),
+        (("small", "--recipe", "nosuch()"), 2, "unknown recipe"),
+        (("small", "--workers", "32"), 2, "torchrun"),
+        (("small", "--out", "old.json"), 2, "cannot write"),
+        (("broken:model", "--workers", "1", "--net", "1gbit"), 1, "mat1 and mat2"),
+        (("broken:nothing", "--workers", "1", "--net", "1gbit"), 1, "must return"),
+        (("broken:missing", "--workers", "1", "--net", "1gbit"), 2, "cannot load the model"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_bad_calls_say_what_was_wrong(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    (tmp_path / "old.json").write_text('{"format": "thinwire network 0"}')
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["plan", *args])
+    assert done.exit_code == code, done.output
+    assert message in " ".join(done.output.split())
+    assert not (tmp_path / "plan.json").exists()

@@ -1,0 +1,164 @@
+"""Planned: choices are tried, timed, agreed on and kept, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from thinwire import recipes
+from thinwire.bucket import Bucket
+from thinwire.combinators import Remember, dense
+from thinwire.comm import local
+from thinwire.layout import Layout
+from thinwire.planned import SETTLING, Fastest, Planned, Trials, forget
+from thinwire.protocols import Reduced, Reducer, Traffic
+from thinwire.recipes.auto import AMONG
+from thinwire.reducers import Select
+from thinwire.selectors.topk import topk
+
+SHAPES = {"a.weight": (40, 25), "a.bias": (40,), "b.weight": (10, 40)}
+TRIES = SETTLING + 2
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A reducer that takes its time."""
+
+    inner: Reducer
+    seconds: float
+
+    def reduce(self, bucket, comm) -> Reduced:
+        time.sleep(self.seconds)
+        return self.inner.reduce(bucket, comm)
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        return self.inner.traffic(layout, world, step)
+
+
+def sparse():
+    return Select(pick=topk, density=0.1)
+
+
+def planned(slow, home=1):
+    """topk and dense, one of them slowed down."""
+    inner = [sparse(), dense()]
+    inner[slow] = Slow(inner[slow], 0.02)
+    choices = (("sparse", inner[0]), ("dense", inner[1]))
+    return Planned(choices=choices, decide=Fastest(home=home), tries=TRIES)
+
+
+def run(recipe, world, steps, start=0, states=None, seed=0):
+    """Means, shares and states of every rank."""
+
+    def worker(comm):
+        state = states[comm.rank] if states else {}
+        draw = torch.Generator().manual_seed(100 * seed + comm.rank)
+        out = []
+        for step in range(start, start + steps):
+            grads = {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
+            bucket = Bucket.of(grads, state=state, step=step)
+            reduced = recipe.reduce(bucket, comm)
+            sent = reduced.sent.add_into(torch.zeros(bucket.layout.numel))
+            out.append(
+                (reduced.mean.clone(), sent, torch.cat([g.reshape(-1) for g in grads.values()]))
+            )
+        return out, state
+
+    return local.run(world, worker)
+
+
+def choices(state):
+    return {
+        name: part.get("choice")
+        for name, parts in state["slots"].items()
+        for path, part in parts.items()
+        if path.split("/")[-1] == "plan"
+    }
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_faster_one_is_taken_by_everybody(slow):
+    results = run(Remember(planned(slow)), world=3, steps=2 * TRIES + 1)
+    for _, state in results:
+        assert set(choices(state).values()) == {1 - slow}
+        assert set(choices(state)) == set(SHAPES)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_nothing_is_lost_while_choosing(world):
+    steps = 2 * TRIES + 4
+    results = run(Remember(planned(1)), world=world, steps=steps)
+    for step in range(steps):
+        means = [rank[0][step][0] for rank in results]
+        sent = [rank[0][step][1] for rank in results]
+        assert all(torch.equal(mean, means[0]) for mean in means)
+        assert torch.allclose(means[0], sum(sent) / world, atol=1e-5)
+    for out, state in results:
+        held = torch.cat(
+            [parts["memory"]["residual"].reshape(-1) for parts in state["slots"].values()]
+        )
+        given = sum(grad for _, _, grad in out)
+        assert torch.allclose(given, held + sum(sent for _, sent, _ in out), atol=1e-4)
+
+
+def test_a_choice_is_kept_and_can_be_forgotten():
+    recipe = Remember(planned(0))
+    states = [state for _, state in run(recipe, world=2, steps=2 * TRIES + 1)]
+    assert set(choices(states[0]).values()) == {1}
+    again = planned(1)  # now dense is slow, but the choice was made
+    run(Remember(again), world=2, steps=3, start=2 * TRIES + 1, states=states)
+    assert set(choices(states[0]).values()) == {1}
+    for state in states:
+        assert forget(state["slots"]) == len(SHAPES)
+    run(Remember(again), world=2, steps=2 * TRIES + 1, start=50, states=states)
+    assert set(choices(states[0]).values()) == {0}
+
+
+def test_a_run_that_broke_off_in_the_middle_takes_what_it_knows():
+    recipe = Remember(planned(1))
+    states = [state for _, state in run(recipe, world=2, steps=TRIES)]
+    fresh = [dict(state) for state in states]  # what a checkpoint keeps, in a new process
+    run(Remember(planned(1)), world=2, steps=TRIES + 1, start=TRIES, states=fresh)
+    assert set(choices(fresh[0]).values()) == {1}  # only dense was timed: it is home
+
+
+def test_home_is_left_only_for_something_clearly_faster():
+    decide = Fastest(home=1, margin=0.03)
+    counted = [range(3), range(10, 13)]
+
+    def with_steps(first, second):
+        trials = Trials()
+        for start, length in ((0, first), (10, second)):
+            trials.begun |= {start + i: start + i * length for i in range(4)}
+        return local.run(2, lambda comm: decide(trials, counted, comm)(None)[0])
+
+    assert with_steps(0.99, 1.0) == [1, 1]
+    assert with_steps(0.9, 1.0) == [0, 0]
+    assert with_steps(1.1, 1.0) == [1, 1]
+
+
+def test_ranks_that_measure_differently_decide_alike():
+    def worker(comm):
+        trials = Trials()
+        trials.begun = {i: i * (1.0 + comm.rank) for i in range(4)}
+        trials.begun |= {10 + i: 10 + i * 1.4 for i in range(4)}
+        return Fastest(home=1)(trials, [range(3), range(10, 13)], comm)(None)[0]
+
+    assert local.run(2, worker) == [1, 1]  # 1.5 on average beside 1.4
+
+
+def test_auto_has_dense_to_fall_back_to():
+    recipe = recipes.auto(density=0.05, among=("topk", "dense"))
+    assert isinstance(recipe, Remember) and isinstance(recipe.inner, Planned)
+    assert [name for name, _ in recipe.inner.choices] == ["topk", "dense"]
+    assert "dense" in AMONG
+    for among in (("topk",), ("dense", "demo_dct"), ("dense", "dense")):
+        with pytest.raises(ValueError, match="dense and some of"):
+            recipes.auto(among=among)
+    with pytest.raises(ValueError, match="at least two"):
+        recipes.auto(among=("dense",))
+    with pytest.raises(ValueError, match="tries"):
+        recipes.auto(tries=2)

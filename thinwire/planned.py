@@ -1,0 +1,189 @@
+"""Planned: every parameter to one of a few reducers; which one is found out on the way.
+
+    1. each choice serves the whole model for a few steps, one after the other, and is timed
+    2. ranks average their times, so that all of them decide alike (`decide`)
+    3. from there on every parameter has its choice, which is saved with the state
+
+It sits inside `Remember`: what one choice has left over, the next one sends. A choice that was made
+is kept over any layout and checkpoint, until somebody asks for a new one (`forget`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from thinwire.bucket import Bucket
+from thinwire.describe import describe
+from thinwire.layout import Layout, Slot
+from thinwire.protocols import Comm, Reduced, Reducer, Traffic
+from thinwire.route import joined
+
+PART = "plan"
+SETTLING = 2  # steps of a turn that do not count: buckets are made anew, guesses are wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One bucket in one step, in seconds: since the bucket before it was ready, until the first
+    verb, inside the verbs, and after them."""
+
+    layout: Layout
+    gap: float
+    select: float
+    exchange: float
+    scatter: float
+
+
+@dataclass
+class Trials:
+    """What this process has seen: when steps began, and their buckets' turns."""
+
+    begun: dict[int, float] = field(default_factory=dict)
+    turns: dict[int, list[Turn]] = field(default_factory=dict)
+    ready: float = 0.0  # when the last bucket was
+
+    def step(self, number: int) -> float:
+        """Seconds from the begin of a step to that of the next; not a number if unknown."""
+        return self.begun.get(number + 1, math.nan) - self.begun.get(number, math.nan)
+
+
+Assigned = Callable[[Slot], tuple[int, float]]  # which choice, and times its usual density
+Decide = Callable[[Trials, Sequence[range], Comm], Assigned]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The choices by name, how they are told apart, and for how many steps each is tried."""
+
+    choices: tuple[tuple[str, Reducer], ...]
+    decide: Decide
+    tries: int = 6
+
+    def __post_init__(self) -> None:
+        if len(self.choices) < 2:
+            raise ValueError(f"a choice needs at least two recipes, got {len(self.choices)}")
+        if not isinstance(self.tries, int) or self.tries <= SETTLING:
+            raise ValueError(
+                f"tries must be more than {SETTLING} steps, because the first do not count, got "
+                f"{self.tries!r}"
+            )
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        scope = bucket.scope(PART)
+        slots = bucket.layout.slots
+        for slot in slots:
+            scope.of(slot).setdefault("since", bucket.step)
+        since = min((scope.of(slot)["since"] for slot in slots), default=0)
+        turn = (bucket.step - since) // self.tries
+        if turn < len(self.choices):
+            return self._tried(turn, bucket, comm)
+        if any("choice" not in scope.of(slot) for slot in slots):
+            self._settle(bucket, since, comm)
+        picked = {slot.name: int(scope.of(slot)["choice"]) for slot in slots}
+        results = []
+        for number, (name, reducer) in enumerate(self.choices):
+            ours = tuple(slot for slot in slots if picked[slot.name] == number)
+            if ours:
+                thinner = float(scope.of(ours[0]).get("thinner", 1.0))
+                part = Layout(ours, bucket.layout.numel)
+                child = replace(bucket, layout=part, thinner=thinner)
+                results.append((child, reducer.reduce(child.at(name), comm)))
+        return joined(bucket, results)
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        """While choices are tried; afterwards only the state knows, and the first is priced."""
+        turn = step // self.tries
+        _, reducer = self.choices[turn if turn < len(self.choices) else 0]
+        return reducer.traffic(layout, world, step)
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _tried(self, turn: int, bucket: Bucket, comm: Comm) -> Reduced:
+        trials = self._trials.setdefault(id(bucket.state), Trials())
+        now, waited = time.perf_counter(), float(getattr(comm, "seconds", 0.0))
+        ready = bucket.ready or now
+        if bucket.step not in trials.begun:
+            trials.begun[bucket.step] = trials.ready = ready
+        name, reducer = self.choices[turn]
+        reduced = reducer.reduce(bucket.at(name), comm)
+        end = time.perf_counter()
+        first = max(now, getattr(comm, "first", None) or end)
+        exchange = float(getattr(comm, "seconds", 0.0)) - waited
+        trials.turns.setdefault(bucket.step, []).append(
+            Turn(
+                layout=bucket.layout,
+                gap=max(0.0, ready - trials.ready),
+                select=first - now,
+                exchange=exchange,
+                scatter=max(0.0, end - first - exchange),
+            )
+        )
+        trials.ready = ready
+        return reduced
+
+    def _settle(self, bucket: Bucket, since: int, comm: Comm) -> None:
+        trials = self._trials.get(id(bucket.state), Trials())
+        trials.begun.setdefault(bucket.step, bucket.ready or time.perf_counter())
+        starts = [since + turn * self.tries for turn in range(len(self.choices))]
+        counted = [range(start + SETTLING, start + self.tries) for start in starts]
+        choice = self.decide(trials, counted, comm)
+        scope = bucket.scope(PART)
+        for slot in bucket.layout.slots:
+            scope.of(slot)["choice"], scope.of(slot)["thinner"] = choice(slot)
+
+    @cached_property
+    def _trials(self) -> dict[int, Trials]:
+        """By the state they belong to: a recipe may serve several models, or ranks in threads."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fastest:
+    """One choice for the whole model: the one with the shortest step.
+
+    `home` is preferred unless another is faster by more than `margin`. If nobody could take
+    the time (a run that was broken off), it is home.
+    """
+
+    home: int
+    margin: float = 0.03
+
+    def __call__(self, trials: Trials, counted: Sequence[range], comm: Comm) -> Assigned:
+        seconds = agreed(
+            [_median(trials.step(number) for number in steps) for steps in counted], comm
+        )
+        best = min(range(len(seconds)), key=lambda i: (math.isnan(seconds[i]), seconds[i]))
+        near = not seconds[best] < (1 - self.margin) * seconds[self.home]
+        pick = self.home if near else best
+        return lambda slot: (pick, 1.0)
+
+
+def agreed(numbers: list[float], comm: Comm) -> list[float]:
+    """The mean over ranks, the same bits on all."""
+    mine = torch.tensor(numbers, dtype=torch.float64)
+    everyone = comm.all_gather(mine, [len(numbers)] * comm.size)
+    means: list[float] = torch.stack(everyone).mean(dim=0).tolist()
+    return means
+
+
+def _median(numbers: Iterable[float]) -> float:
+    known = [number for number in numbers if not math.isnan(number)]
+    return statistics.median(known) if known else math.nan
+
+
+def forget(slots: dict[str, dict[str, dict[str, Any]]]) -> int:
+    """Drop every choice from the state of a run's parameters; how many there were."""
+    found = 0
+    for parts in slots.values():
+        for path in [path for path in parts if path.split("/")[-1] == PART]:
+            found += "choice" in parts.pop(path)
+    return found

@@ -1,0 +1,61 @@
+"""`auto`: whichever of a few recipes turns out fastest where it runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thinwire.combinators import Remember, memories
+from thinwire.planned import Fastest, Planned
+from thinwire.protocols import Memory, Reducer
+from thinwire.recipes.alldimension import adtopk
+from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
+from thinwire.recipes.merging import gtopk, oktopk, spardl, topkdsa
+from thinwire.recipes.options import remembered
+from thinwire.recipes.sparse import topk
+from thinwire.recipes.values import bf16, dense, half, int8
+
+KNOWN: dict[str, Callable[..., Reducer]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        topk, adtopk, acpsgd, powersgd, oktopk, gtopk, topkdsa, spardl, randomk, bf16, half, int8,
+        dense,
+    )
+}  # fmt: skip
+AMONG = ("topk", "adtopk", "acpsgd", "oktopk", "bf16", "dense")
+
+
+def auto(
+    density: float = 0.01,
+    *,
+    rank: int = 4,
+    among: Sequence[str] = AMONG,
+    tries: int = 6,
+    memory: str | Memory = "residual",
+    warmup: int = 0,
+) -> Reducer:
+    """The recipe whose steps are shortest here: each is tried for some steps, then all ranks agree.
+
+    `among` names them; dense must be one of them, and stays unless another is 3 % faster. What one
+    has left over the next one sends, so no gradient is lost on the way. The choice is saved with
+    the state; `sync.replan()` asks for a new one. It depends on times, so two trainings may differ.
+    Source: our own; `thinwire plan` predicts the outcome.
+    """
+    unknown = [name for name in among if name not in KNOWN]
+    if unknown or "dense" not in among or len(set(among)) != len(among):
+        raise ValueError(
+            f"among takes dense and some of {', '.join(KNOWN)}, each once, got {tuple(among)!r}"
+        )
+    choices = tuple((name, _bare(KNOWN[name], density=density, rank=rank)) for name in among)
+    decide = Fastest(home=list(among).index("dense"))
+    return remembered(memory, warmup, Planned(choices=choices, decide=decide, tries=tries))
+
+
+def _bare(recipe: Callable[..., Reducer], **numbers: Any) -> Reducer:
+    """The recipe without a memory of its own: there is one around all of them."""
+    known = inspect.signature(recipe).parameters
+    reducer = recipe(**{name: value for name, value in numbers.items() if name in known})
+    bare = reducer.inner if isinstance(reducer, Remember) else reducer
+    assert not memories(bare), f"{recipe.__name__} keeps a memory inside"
+    return bare

@@ -1,0 +1,84 @@
+"""Route: one reducer for some parameters, another for the rest, and their results as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from thinwire.bucket import Bucket
+from thinwire.describe import describe
+from thinwire.layout import Layout, Slot
+from thinwire.payload import Parts, nothing
+from thinwire.protocols import Comm, Reduced, Reducer, Traffic
+
+Rule = Callable[[Slot], bool]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Parameters for which `rule` holds go to `yes`, the others to `no`.
+
+    Both see the same flat buffer with fewer slots, so nothing is copied but payloads.
+    """
+
+    rule: Rule
+    yes: Reducer
+    no: Reducer
+
+    def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        results = [
+            (child, reducer.reduce(child.at(name), comm))
+            for name, child, reducer in self._children(bucket)
+        ]
+        return joined(bucket, results)
+
+    def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
+        ghost = Bucket(flat=torch.empty(layout.numel, device="meta"), layout=layout, state={})
+        parts = [r.traffic(b.layout, world, step) for _, b, r in self._children(ghost)]
+        return sum(parts, Traffic())
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+    def _children(self, bucket: Bucket) -> list[tuple[str, Bucket, Reducer]]:
+        layout = bucket.layout
+        if layout not in self._known:
+            chosen = {slot.name for slot in layout.slots if self.rule(slot)}
+            yes = tuple(slot for slot in layout.slots if slot.name in chosen)
+            no = tuple(slot for slot in layout.slots if slot.name not in chosen)
+            self._known[layout] = Layout(yes, layout.numel), Layout(no, layout.numel)
+        both = zip(("yes", "no"), self._known[layout], (self.yes, self.no), strict=True)
+        return [(name, replace(bucket, layout=part), r) for name, part, r in both if part.slots]
+
+    @cached_property
+    def _known(self) -> dict[Layout, tuple[Layout, Layout]]:
+        """Which parameters go where, by layout: asked once, not every step."""
+        return {}
+
+
+def joined(bucket: Bucket, results: list[tuple[Bucket, Reduced]]) -> Reduced:
+    """One result out of those of parts of a bucket, which may have written into one buffer."""
+    if not results:
+        return Reduced(mean=bucket.blank(), sent=nothing(bucket.layout.numel))
+    mean = results[0][1].mean
+    for child, reduced in results[1:]:
+        if reduced.mean is not mean:
+            for start, stop in child.layout.runs:
+                mean[start:stop] = reduced.mean[start:stop]
+    done = [reduced for _, reduced in results]
+    undos = [reduced.undo for reduced in done if reduced.undo]
+    if not all(reduced.finite for reduced in done):
+        for undo in undos:
+            undo()
+        return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
+    return Reduced(
+        mean=mean,
+        sent=Parts(tuple((0, reduced.sent) for reduced in done), bucket.layout.numel),
+        undo=(lambda: [undo() for undo in undos]) if undos else None,
+        unused=tuple(name for reduced in done for name in reduced.unused),
+        kept=sum(reduced.entries for reduced in done),
+        peak=max(reduced.peak for reduced in done),
+    )
