@@ -141,6 +141,10 @@ CASES: dict[str, Reducer] = {
     "powersgd(bf16)": recipes.powersgd(rank=2, wire="bf16"),
     "acpsgd": recipes.acpsgd(rank=2),
     "acpsgd(fp16)": recipes.acpsgd(rank=2, wire="fp16"),
+    "auto": recipes.auto(density=0.05, rank=2),
+    "auto(few)": recipes.auto(density=0.05, among=("topk", "dense"), tries=3),
+    "adtopk(partial)": recipes.adtopk(density=0.05, partial=True),
+    "adtopk(hybrid)": recipes.adtopk(density=0.05, hybrid=True),
 }
 
 # Every recipe in every world, its variants in one; the fast suite takes a part of them.
@@ -355,7 +359,7 @@ def budget(case: str, step: int = 0) -> int:
     name = case.split("(")[0]
     sizes = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
     rows = {"dim1": (24, 54), "dim0": (40, 36), "longer": (24, 36)}
-    if name in ESTIMATED | {"topk", "randomk"}:
+    if name in ESTIMATED | {"topk", "randomk", "auto"}:  # auto tries topk first
         return sum(max(1, int(0.05 * n + 0.5)) for n in sizes.values() if n)
     if name in SUMMED | {"gtopk"}:  # of the whole bucket
         return int(0.05 * NUMEL + 0.5)

@@ -194,7 +194,8 @@ def _verify(path: Path, batch: int) -> None:
         score = check.score(cells)
     console.print(
         f"{len(cells)} cells: median error {100 * score.error:.1f} %; the right recipe, or one "
-        f"within a tenth of it, in {score.right} of {score.places} places."
+        f"within a tenth of it, in {score.right} of {score.places} places; auto took at most "
+        f"{score.auto:.2f} times the best recipe's step."
     )
 
 

@@ -22,16 +22,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import recipes
 from thinwire.comm.torch import TorchComm
+from thinwire.describe import parts
 from thinwire.engine.ddp import attach
 from thinwire.lab import models, workers
 from thinwire.lab.planning import Profiled, Question, profiled
 from thinwire.plan import network, planner, profile
 from thinwire.plan.network import Network
+from thinwire.planned import Planned
 
 RECIPES = ("dense()", "adtopk(density=0.01)", "oktopk(density=0.01)", "acpsgd(rank=4)")
 MODELS, WORLDS, NETS = ("mlp", "vgg16"), (2, 4, 8), ("100mbit", "1gbit", "10gbit")
-SECONDS = 6.0  # to measure one cell, if three steps fit into it
-STEPS = (3, 15)
+AUTO = 'auto(among=("adtopk", "acpsgd", "oktopk", "dense"), tries=4)'
+SECONDS = 4.0  # to measure one cell, if two steps fit into it
+STEPS = (2, 10)
 NEAR = 0.10  # of the best measured step: close enough to count as the winner
 
 
@@ -58,11 +61,12 @@ class Cell:
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """How good the predictions were: median error, and in how many places the right recipe (or one
-    within a tenth of it) was foreseen."""
+    within a tenth of it) was foreseen; how many times the best recipe's step `auto` took at most."""
 
     error: float
     right: int
     places: int
+    auto: float
 
 
 def verify(
@@ -99,20 +103,23 @@ def read(path: Path) -> list[Cell]:
             cells.append(Cell(**json.loads(line)))
         except (ValueError, TypeError):
             continue
-    whole = {cell.place for cell in cells if cell.recipe == RECIPES[-1]}
+    whole = {cell.place for cell in cells if cell.recipe == AUTO}
     return [cell for cell in cells if cell.place in whole]
 
 
 def score(cells: list[Cell]) -> Score:
     places = sorted({cell.place for cell in cells})
-    right = 0
+    fixed = [cell for cell in cells if cell.recipe != AUTO]
+    right, slowest = 0, 0.0
     for place in places:
-        here = [cell for cell in cells if cell.place == place]
+        here = [cell for cell in fixed if cell.place == place]
+        best = min(cell.measured for cell in here)
         picked = min(here, key=lambda cell: cell.predicted)
-        right += picked.measured <= (1 + NEAR) * min(cell.measured for cell in here)
-    return Score(
-        error=statistics.median(cell.error for cell in cells), right=right, places=len(places)
-    )
+        right += picked.measured <= (1 + NEAR) * best
+        found = [cell.measured for cell in cells if cell.place == place and cell.recipe == AUTO]
+        slowest = max([slowest, *(seconds / best for seconds in found)])
+    error = statistics.median(cell.error for cell in fixed)
+    return Score(error=error, right=right, places=len(places), auto=slowest)
 
 
 def measured(model: str, batch: int, net: str, found: Profiled) -> tuple[list[Cell], Network]:
@@ -120,12 +127,13 @@ def measured(model: str, batch: int, net: str, found: Profiled) -> tuple[list[Ce
     world, calls = found.world, tuple(found.costs)
     steps, links = workers.run(world, _measure, model, batch, calls, net=net)[0]
     setup = found.setup(links, (os.cpu_count() or 1) / world)
-    cells = []
-    for call, seconds in steps.items():
-        guess = planner.predicted(call, setup, found.costs[call]).step
-        cells.append(Cell(model=model, workers=world, net=net, recipe=call,
-                          predicted=guess, measured=seconds))  # fmt: skip
-    return cells, links
+    guesses = {call: planner.predicted(call, setup, found.costs[call]).step for call in found.costs}
+    guesses[AUTO] = min(guesses.values())
+    return [
+        Cell(model=model, workers=world, net=net, recipe=call, predicted=guesses[call],
+             measured=seconds)
+        for call, seconds in steps.items()
+    ], links  # fmt: skip
 
 
 def _measure(
@@ -133,7 +141,7 @@ def _measure(
 ) -> tuple[dict[str, float], Network]:
     comm = TorchComm(dist.group.WORLD)  # type: ignore[arg-type]
     links = network.probe(comm)
-    return {call: _step(call, model, batch, comm) for call in calls}, links
+    return {call: _step(call, model, batch, comm) for call in (*calls, AUTO)}, links
 
 
 def _step(call: str, model: str, batch: int, comm: TorchComm) -> float:
@@ -142,7 +150,10 @@ def _step(call: str, model: str, batch: int, comm: TorchComm) -> float:
     net, inputs = models.make(model, batch)
     ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
-    sync = attach(ddp, recipes.parse(call), optimizer=optimizer)
+    recipe = recipes.parse(call)
+    sync = attach(ddp, recipe, optimizer=optimizer)
+    plans = [part for part in parts(recipe) if isinstance(part, Planned)]
+    trials = sum(plan.tries * len(plan.choices) for plan in plans)
 
     def step() -> float:
         dist.barrier()
@@ -152,7 +163,7 @@ def _step(call: str, model: str, batch: int, comm: TorchComm) -> float:
         optimizer.zero_grad()
         return time.perf_counter() - begin
 
-    first = [step() for _ in range(3)]  # DDP makes its buckets anew after the first
+    first = [step() for _ in range(trials + 3)]  # DDP makes its buckets anew after the first
     mine = torch.tensor([first[-1]], dtype=torch.float64)
     length = float(profile.averaged(mine, comm))
     count = max(STEPS[0], min(STEPS[1], round(SECONDS / length)))
