@@ -125,6 +125,20 @@ def test_a_run_that_broke_off_in_the_middle_takes_what_it_knows():
     assert set(choices(fresh[0]).values()) == {1}  # only dense was timed: it is home
 
 
+def test_times_of_an_earlier_run_do_not_count():
+    """The same recipe again, from step 0, with what it has seen before still in its memory."""
+    recipe = planned(0)
+    states = [{} for _ in range(2)]
+    run(Remember(recipe), world=2, steps=2 * TRIES + 1, states=states)
+    assert all(min(trials.begun) == 0 for trials in recipe._trials.values())
+    before = {key: dict(trials.begun) for key, trials in recipe._trials.items()}
+    for state in states:
+        state.clear()  # the same dictionary, as a new one at the old address would be
+    run(Remember(recipe), world=2, steps=TRIES, states=states)
+    for key, trials in recipe._trials.items():
+        assert max(trials.begun) == TRIES - 1 and trials.begun[1] > before[key][1]
+
+
 def test_home_is_left_only_for_something_clearly_faster():
     decide = Fastest(home=1, margin=0.03)
     counted = [range(3), range(10, 13)]

@@ -84,7 +84,7 @@ class Planned:
         since = min((scope.of(slot)["since"] for slot in slots), default=0)
         turn = (bucket.step - since) // self.tries
         if turn < len(self.choices):
-            return self._tried(turn, bucket, comm)
+            return self._tried(turn, since, bucket, comm)
         if any("choice" not in scope.of(slot) for slot in slots):
             self._settle(bucket, since, comm)
         picked = {slot.name: int(scope.of(slot)["choice"]) for slot in slots}
@@ -107,8 +107,10 @@ class Planned:
     def __repr__(self) -> str:
         return describe(self)
 
-    def _tried(self, turn: int, bucket: Bucket, comm: Comm) -> Reduced:
+    def _tried(self, turn: int, since: int, bucket: Bucket, comm: Comm) -> Reduced:
         trials = self._trials.setdefault(id(bucket.state), Trials())
+        if bucket.step == since and since + 1 in trials.begun:  # of another run, or an older plan
+            trials = self._trials[id(bucket.state)] = Trials()
         now, waited = time.perf_counter(), float(getattr(comm, "seconds", 0.0))
         ready = bucket.ready or now
         if bucket.step not in trials.begun:

@@ -9,7 +9,17 @@ import pytest
 import torch
 
 from thinwire.plan import network, planner
-from thinwire.plan.planner import DENSE, Setup, chosen, crossover, moved, ranked, reasons, verdict
+from thinwire.plan.planner import (
+    DENSE,
+    Setup,
+    buffered,
+    chosen,
+    crossover,
+    moved,
+    ranked,
+    reasons,
+    verdict,
+)
 from thinwire.plan.profile import Cost, Model, buckets
 
 SHAPES = {"b": torch.Size([1000]), "a": torch.Size([1000, 1000])}
@@ -122,3 +132,30 @@ def test_a_plan_for_gpt2_large_takes_seconds():
     assert len(groups) > 50 and options[-1].recipe == DENSE
     moved("acpsgd(rank=4)", model, groups, costs["acpsgd(rank=4)"], 64, 8)
     assert time.process_time() - begin < 30
+    there = Setup(model=model, groups=groups, network=links, cores=2.0)
+    plans = buffered("topk(density=0.01)", there, costs["topk(density=0.01)"])
+    assert sum(plans[0][1]) == len(model.backward)
+    assert time.process_time() - begin < 30
+
+
+def test_buffers_are_planned_from_the_same_timeline():
+    shapes = {f"p{i}": torch.Size([10_000]) for i in range(20)}
+    model = Model(
+        forward=0.0, backward=tuple((name, 1e-3) for name in shapes), optimizer=0.0, shapes=shapes
+    )
+    groups = [[f"p{i}" for i in range(10)], [f"p{i}" for i in range(10, 15)],
+              [f"p{i}" for i in range(15, 20)]]  # fmt: skip
+
+    def plans(alpha):
+        links = network.given("1000gbit", alpha, 4)
+        there = Setup(model=model, groups=groups, network=links, cores=2.0)
+        costs = [cost(6 * 10_000 * len(group), verb="all_reduce") for group in groups]
+        return {name: (counts, step) for name, counts, step in buffered(DENSE, there, costs)}
+
+    dear, cheap = plans("100ms"), plans("1ns")
+    assert min(dear.values(), key=lambda plan: plan[1])[0] == [20]  # one message
+    assert dear["MG-WFBP"][0] == [20]
+    assert cheap["MG-WFBP"][0] == [1] * 20
+    assert cheap["MG-WFBP"][1] <= cheap["1000 MB"][1] + 1e-9
+    for counts, step in (*dear.values(), *cheap.values()):
+        assert sum(counts) == 20 and step >= 0.02

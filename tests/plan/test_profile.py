@@ -87,3 +87,13 @@ def test_more_ranks_send_more_and_write_more():
     assert there.sent == 70 and there.select == 1.0
     assert there.effort == pytest.approx(7 / 3) and there.scatter > 1
     assert cost.among(4, 4, 1.0) is cost
+
+
+def test_ranks_with_different_models_are_told():
+    def worker(comm):
+        net = nn.Linear(4, 3 + comm.rank)
+        with pytest.raises(ValueError, match="ranks disagree on the model"):
+            profile.model(net, (torch.randn(2, 4),), torch.sum, comm)
+        return True
+
+    assert local.run(3, worker) == [True] * 3

@@ -72,7 +72,7 @@ def plan(
         return
     setup, costs = _setup(found, links, workers)
     options = planner.ranked(setup, costs)
-    _say(options, setup, found, as_json)
+    _say(options, setup, costs, as_json)
     if out is not None:
         with reported():
             _save(out, f"{model}, batch {batch}, {workers} workers", setup, costs, options)
@@ -123,7 +123,7 @@ def _setup(
     return found.setup(links, cores), costs
 
 
-def _say(options: list[Option], setup: Setup, found: planning.Profiled, as_json: bool) -> None:
+def _say(options: list[Option], setup: Setup, costs: dict[str, list[Any]], as_json: bool) -> None:
     dense = next(option for option in options if option.recipe == DENSE)
     best = planner.chosen(options)
     if as_json:
@@ -145,6 +145,12 @@ def _say(options: list[Option], setup: Setup, found: planning.Profiled, as_json:
     console.print(f"[bold]{planner.verdict(options)}[/bold]")
     for line in planner.reasons(best, dense) if best is not dense else []:
         console.print(f"  {line}", highlight=False)
+    name, counts, seconds = planner.buffered(best.recipe, setup, costs[best.recipe])[0]
+    if seconds < 0.97 * best.step:
+        console.print(
+            f"Other buckets would help: {name}, {1e3 * seconds:.1f} ms; with distribute, "
+            f"buckets={counts}", highlight=False,
+        )  # fmt: skip
 
 
 def _figures(options: list[Option], setup: Setup) -> dict[str, Any]:

@@ -68,6 +68,7 @@ def _look(rank: int, world: int, report: Callable[[Any], None], question: Questi
     torch.manual_seed(0)
     kernels.warm()
     comm = TorchComm(dist.group.WORLD)  # type: ignore[arg-type]
+    profile.agree("question", repr(question), comm)
     links = network.probe(comm) if question.probe else None
     report("links") if rank == 0 else None
     net, inputs = models.make(question.model, question.batch)

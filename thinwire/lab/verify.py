@@ -32,9 +32,10 @@ from thinwire.planned import Planned
 
 RECIPES = ("dense()", "adtopk(density=0.01)", "oktopk(density=0.01)", "acpsgd(rank=4)")
 MODELS, WORLDS, NETS = ("mlp", "vgg16"), (2, 4, 8), ("100mbit", "1gbit", "10gbit")
-AUTO = 'auto(among=("adtopk", "acpsgd", "oktopk", "dense"), tries=4)'
-SECONDS = 4.0  # to measure one cell, if two steps fit into it
-STEPS = (2, 10)
+AUTO = 'auto(among=("adtopk", "acpsgd", "oktopk", "dense"))'
+TURNS = 3
+SECONDS = 5.0  # to measure one cell, if a step a turn fits into it
+STEPS = 5  # a turn at most
 NEAR = 0.10  # of the best measured step: close enough to count as the winner
 
 
@@ -61,7 +62,7 @@ class Cell:
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """How good the predictions were: median error, and in how many places the right recipe (or one
-    within a tenth of it) was foreseen; how many times the best recipe's step `auto` took at most."""
+    within a tenth of it) was foreseen; how many times the best step `auto` took at most."""
 
     error: float
     right: int
@@ -139,34 +140,48 @@ def measured(model: str, batch: int, net: str, found: Profiled) -> tuple[list[Ce
 def _measure(
     rank: int, world: int, report: Any, model: str, batch: int, calls: tuple[str, ...]
 ) -> tuple[dict[str, float], Network]:
+    """The median step of every recipe; they take turns, so that noise hits all alike."""
     comm = TorchComm(dist.group.WORLD)  # type: ignore[arg-type]
     links = network.probe(comm)
-    return {call: _step(call, model, batch, comm) for call in (*calls, AUTO)}, links
+    contenders = [_Contender(call, model, batch, comm) for call in (*calls, AUTO)]
+    for _ in range(TURNS):
+        for contender in contenders:
+            contender.turn()
+    return {contender.call: contender.median() for contender in contenders}, links
 
 
-def _step(call: str, model: str, batch: int, comm: TorchComm) -> float:
-    """The median step with this recipe attached."""
-    torch.manual_seed(0)
-    net, inputs = models.make(model, batch)
-    ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
-    recipe = recipes.parse(call)
-    sync = attach(ddp, recipe, optimizer=optimizer)
-    plans = [part for part in parts(recipe) if isinstance(part, Planned)]
-    trials = sum(plan.tries * len(plan.choices) for plan in plans)
+class _Contender:
+    """A model with a recipe attached, past its first steps."""
 
-    def step() -> float:
+    def __init__(self, call: str, model: str, batch: int, comm: TorchComm) -> None:
+        torch.manual_seed(0)
+        self.call, self._comm = call, comm
+        net, self._inputs = models.make(model, batch)
+        self._ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
+        self._optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        recipe = recipes.parse(call)
+        attach(self._ddp, recipe, optimizer=self._optimizer)
+        plans = [part for part in parts(recipe) if isinstance(part, Planned)]
+        trials = sum(plan.tries * len(plan.choices) for plan in plans)
+        first = [self._step() for _ in range(trials + 3)]  # buckets are made anew after the first
+        length = self._agreed(first[-1])
+        self._count = max(1, min(STEPS, round(SECONDS / length / TURNS)))
+        self._taken: list[float] = []
+
+    def turn(self) -> None:
+        self._taken += [self._step() for _ in range(self._count)]
+
+    def median(self) -> float:
+        return self._agreed(statistics.median(self._taken))
+
+    def _step(self) -> float:
         dist.barrier()
         begin = time.perf_counter()
-        models.loss_of(ddp(*inputs)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        models.loss_of(self._ddp(*self._inputs)).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
         return time.perf_counter() - begin
 
-    first = [step() for _ in range(trials + 3)]  # DDP makes its buckets anew after the first
-    mine = torch.tensor([first[-1]], dtype=torch.float64)
-    length = float(profile.averaged(mine, comm))
-    count = max(STEPS[0], min(STEPS[1], round(SECONDS / length)))
-    taken = torch.tensor([statistics.median(step() for _ in range(count))], dtype=torch.float64)
-    sync.detach()
-    return float(profile.averaged(taken, comm))
+    def _agreed(self, seconds: float) -> float:
+        mine = torch.tensor([seconds], dtype=torch.float64)
+        return float(profile.averaged(mine, self._comm))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 
 from thinwire import recipes
 from thinwire.layout import Layout
+from thinwire.plan import buffers
 from thinwire.plan.network import Network
 from thinwire.plan.profile import Cost, Model
 from thinwire.plan.timeline import Timeline, Work, replay
@@ -17,6 +19,8 @@ from thinwire.plan.timeline import Timeline, Work, replay
 DENSE = "dense()"
 SIXTEEN = ("bf16()", "half()")
 CLOSE = 0.05  # a recipe that gains less than this over a simpler one is not worth it
+CAPS = (1, 5, 10, 25, 50, 100, 1000)  # megabytes of gradient a buffer
+COUNTS = (1, 4, 16, 64)  # gradients a buffer
 RATES = (1e5, 1e13)  # bits a second between which a crossover is looked for
 
 
@@ -102,6 +106,58 @@ def ranked(setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> list[Option]:
         crossing = crossover(recipe, setup, costs)
         options.append(replace(predicted(recipe, setup, each), crossover=crossing))
     return sorted(options, key=lambda option: option.step)
+
+
+def buffered(
+    recipe: str, setup: Setup, costs: Sequence[Cost]
+) -> list[tuple[str, list[int], float]]:
+    """Plans of buffers for a recipe, by name, as counts of gradients, with the step that each would
+    make: the fastest first. What a buffer costs is a straight line through the buckets' costs."""
+    model, links = setup.model, setup.network
+    names = [name for name, _ in model.backward]
+    sizes = [model.shapes[name].numel() for name in names]
+    bucket_sizes = [sum(model.shapes[name].numel() for name in group) for group in setup.groups]
+    select, scatter, effort = (
+        _line(bucket_sizes, [getattr(cost, part) for cost in costs])
+        for part in ("select", "scatter", "effort")
+    )
+    wires = [
+        sum(links.seconds(verb, sent) for verb, sent in cost.calls) / cost.steps for cost in costs
+    ]
+    send = _line(bucket_sizes, wires)
+    ready = list(accumulate(seconds for _, seconds in model.backward))
+    plans = {f"{mb} MB": buffers.by_bytes([4 * n for n in sizes], mb * 2**20) for mb in CAPS}
+    plans |= {f"{count} a buffer": buffers.by_count(len(names), count) for count in COUNTS}
+    plans["MG-WFBP"] = buffers.merged(sizes, ready, send)
+    plans["OMGS"] = buffers.merged_sparse(sizes, ready, select, send)
+    plans["overlapped"] = buffers.overlapped(sizes, ready, select, send)
+    found = []
+    for name, counts in plans.items():
+        ends = [0, *accumulate(counts)]
+        works = []
+        for first, last in pairwise(ends):
+            n = sum(sizes[first:last])
+            works.append(Work(
+                backward=sum(seconds for _, seconds in model.backward[first:last]),
+                select=select(n), wire=send(n), effort=effort(n), scatter=scatter(n),
+            ))  # fmt: skip
+        timeline = replay(
+            works, forward=model.forward, optimizer=model.optimizer, cores=setup.cores
+        )
+        found.append((name, counts, timeline.step))
+    return sorted(found, key=lambda plan: plan[2])
+
+
+def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Callable[[int], float]:
+    """Seconds of n gradients: through what was measured, with a start that is not negative."""
+    mean_n, mean_t = sum(sizes) / len(sizes), sum(seconds) / len(seconds)
+    spread = sum((n - mean_n) ** 2 for n in sizes)
+    pairs = zip(sizes, seconds, strict=True)
+    slope = sum((n - mean_n) * (t - mean_t) for n, t in pairs) / spread if spread else 0.0
+    start = mean_t - slope * mean_n
+    if slope <= 0 or start < 0:
+        start, slope = 0.0, sum(seconds) / max(1, sum(sizes))
+    return lambda n: start + slope * n
 
 
 def crossover(recipe: str, setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> float:

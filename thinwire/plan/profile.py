@@ -7,6 +7,7 @@ thread on a CPU they are seconds of processor time, which do not depend on who e
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -95,6 +96,7 @@ def model(
     if not names:
         raise ValueError("the model has no parameter that is trained; there is nothing to plan")
     optimizer = torch.optim.SGD(names.values(), lr=1e-4)
+    agree("model", ", ".join(f"{name} {tuple(p.shape)}" for name, p in names.items()), comm)
     arrivals: dict[str, float] = {}
     clock = _clock(next(iter(names.values())))
     hooks = [
@@ -152,6 +154,19 @@ def costs(recipe: Reducer, layouts: Sequence[Layout], comm: Comm, steps: int = S
             near = min(sizes, key=lambda numel: abs(numel - layout.numel))
             found.append(sizes[near].times(layout.numel / near))
     return found
+
+
+def agree(what: str, text: str, comm: Comm) -> None:
+    """A ValueError on every rank, if one of them has another text."""
+    digest = hashlib.sha256(text.encode()).digest()[:8]
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+    everyone = comm.all_gather(mine, [mine.numel()] * comm.size)
+    others = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]
+    if others:
+        raise ValueError(
+            f"ranks disagree on the {what}: rank {others[0]} has another than rank 0; give every "
+            f"rank the same (this is rank {comm.rank}, with {text:.200})"
+        )
 
 
 def averaged(x: Tensor, comm: Comm) -> Tensor:
