@@ -12,7 +12,7 @@ from thinwire.combinators import InBasis, Remember, Route, dense
 from thinwire.comm import local
 from thinwire.frames.dct import Dct
 from thinwire.memory import MomentumCorrected, Residual
-from thinwire.payload import Dense
+from thinwire.payload import Dense, bound
 from thinwire.protocols import Reduced
 from thinwire.reducers import Select
 from thinwire.selectors.topk import topk
@@ -106,3 +106,11 @@ def test_a_mean_that_is_not_finite_is_never_committed():
     reduced = Remember(Overflowing()).reduce(bucket, local.run(1, lambda comm: comm)[0])
     assert not reduced.finite
     assert state["slots"]["w"]["memory"]["residual"].tolist() == [1.0] * 5
+
+
+def test_a_dense_sum_is_bounded_without_being_taken_for_infinite():
+    """Its squares overflow long before it does."""
+    assert 1e30 <= bound(Dense(torch.full((10,), 1e30))) < float("inf")
+    assert 3.0 <= bound(Dense(torch.tensor([1.0, -3.0]))) <= 3.2
+    for bad in (float("nan"), float("inf")):
+        assert bound(Dense(torch.tensor([1.0, bad]))) == float("inf")

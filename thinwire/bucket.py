@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, in_memory_order, working_dtype
-from thinwire.payload import Payload, Sparse, limit
+from thinwire.payload import Payload, Sparse, bound
 from thinwire.schedule import ByName, Density, density_at
 from thinwire.state import Draft, Root, RowsOf, State
 
@@ -80,7 +80,7 @@ class Bucket:
         """A flat buffer that holds alpha times the payload at our slots, zeros between, and a
         magnitude that no entry exceeds: infinite, if one is not finite."""
         if not isinstance(payload, Sparse):
-            return payload.add_into(self.blank(), alpha), float(limit(payload)) * abs(alpha)
+            return payload.add_into(self.blank(), alpha), bound(payload) * abs(alpha)
         out, own = self.buffer()
         runs = self.layout.runs if own else ((0, out.numel()),)
         return out, kernels.filled(out, runs, payload.indices, payload.values, alpha)

@@ -6,6 +6,7 @@ feedback. `entries` counts the numbers a payload carries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -190,6 +191,14 @@ def written(payload: Payload, out: Tensor) -> Tensor:
         torch.mm(payload.p, payload.q.T, out=matrix)
         return out
     return payload.add_into(out.zero_())
+
+
+def bound(payload: Payload) -> float:
+    """A magnitude that no entry of it exceeds; infinite only if it holds what is not finite."""
+    size = float(limit(payload))
+    if size < math.inf or not isinstance(payload, Dense) or not kernels.finite(payload.values):
+        return size if size < math.inf else math.inf
+    return float(torch.finfo(payload.values.dtype).max)  # the squares overflowed, not the numbers
 
 
 def limit(payload: Payload) -> Tensor:

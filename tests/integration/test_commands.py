@@ -77,7 +77,10 @@ def test_demo_with_other_numbers() -> None:
         (("bench", "selectors", "--density", "2"), "density must be in (0, 1], got 2.0"),
         (("bench", "step", "--recipe", "topq(1)"), "unknown recipe 'topq'; known are dense"),
         (("bench", "step", "--recipe", "topk(density=7)"), "density must be in (0, 1], got 7"),
-        (("bench", "step", "--model", "vgg"), "unknown model 'vgg'; built in are mlp, small"),
+        (
+            ("bench", "step", "--model", "vgg"),
+            "unknown model 'vgg'; built in are mlp, vgg16, small",
+        ),
         (("bench", "step", "--model", "nowhere:net"), "cannot load the model 'nowhere:net'"),
         (("bench", "step", "--net", "fast"), "a rate is a number and a unit"),
         (("bench", "collectives", "--comm", "pigeon"), "comm must be gloo or mpi, got 'pigeon'"),
