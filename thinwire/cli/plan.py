@@ -114,7 +114,8 @@ def _setup(
     cores = float(os.cpu_count() or 1)
     if links is None:
         assert found.links is not None
-        shared = 1 if planning.launched() else found.world  # local ones share this machine
+        here = os.environ.get("LOCAL_WORLD_SIZE", "1") if planning.launched() else found.world
+        shared = int(here)  # those on one machine share it
         return found.setup(found.links, cores / shared), found.costs
     costs = {
         call: planner.moved(call, found.model, found.groups, each, workers, found.world)
