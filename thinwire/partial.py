@@ -73,8 +73,8 @@ class Partial:
 
 def finished(cut: int, buckets: Sequence[Bucket]) -> float:
     """When the last exchange ends, if parameters of up to `cut` entries go dense."""
-    start_sparse, a_sparse = _line([(b.numel, b.sparse) for b in buckets])
-    start_dense, a_dense = _line([(b.numel, b.dense) for b in buckets])
+    start_sparse, a_sparse = line([(b.numel, b.sparse) for b in buckets])
+    start_dense, a_dense = line([(b.numel, b.dense) for b in buckets])
     ready = end = 0.0
     for bucket in buckets:
         dense = sum(slot.numel for slot in bucket.slots if slot.numel <= cut)
@@ -93,7 +93,7 @@ def _rest(cut: int, slots: Sequence[Slot], budget: dict[str, int]) -> float:
     return (sum(budget.values()) - spent) / others if others else float(spent == 0)
 
 
-def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Seconds to begin with, and a gradient: a straight line, neither of them negative."""
     n, t = [size for size, _ in points], [seconds for _, seconds in points]
     spread = sum((size - mean(n)) ** 2 for size in n)

@@ -196,9 +196,11 @@ def written(payload: Payload, out: Tensor) -> Tensor:
 def bound(payload: Payload) -> float:
     """A magnitude that no entry of it exceeds; infinite only if it holds what is not finite."""
     size = float(limit(payload))
-    if size < math.inf or not isinstance(payload, Dense) or not kernels.finite(payload.values):
-        return size if size < math.inf else math.inf
-    return float(torch.finfo(payload.values.dtype).max)  # the squares overflowed, not the numbers
+    if size < math.inf:
+        return size
+    if isinstance(payload, Dense) and kernels.finite(payload.values):
+        return float(torch.finfo(payload.values.dtype).max)  # its squares overflowed, not it
+    return math.inf
 
 
 def limit(payload: Payload) -> Tensor:

@@ -26,9 +26,9 @@ from thinwire.describe import parts
 from thinwire.engine.ddp import attach
 from thinwire.lab import models, workers
 from thinwire.lab.planning import Profiled, Question, profiled
-from thinwire.plan import network, planner, profile
+from thinwire.plan import network, planner
 from thinwire.plan.network import Network
-from thinwire.planned import Planned
+from thinwire.planned import Planned, agreed
 
 RECIPES = ("dense()", "adtopk(density=0.01)", "oktopk(density=0.01)", "acpsgd(rank=4)")
 MODELS, WORLDS, NETS = ("mlp", "vgg16"), (2, 4, 8), ("100mbit", "1gbit", "10gbit")
@@ -164,7 +164,7 @@ class _Contender:
         plans = [part for part in parts(recipe) if isinstance(part, Planned)]
         trials = sum(plan.tries * len(plan.choices) for plan in plans)
         first = [self._step() for _ in range(trials + 3)]  # buckets are made anew after the first
-        length = self._agreed(first[-1])
+        length = agreed([first[-1]], comm)[0]
         self._count = max(1, min(STEPS, round(SECONDS / length / TURNS)))
         self._taken: list[float] = []
 
@@ -172,7 +172,7 @@ class _Contender:
         self._taken += [self._step() for _ in range(self._count)]
 
     def median(self) -> float:
-        return self._agreed(statistics.median(self._taken))
+        return agreed([statistics.median(self._taken)], self._comm)[0]
 
     def _step(self) -> float:
         dist.barrier()
@@ -181,7 +181,3 @@ class _Contender:
         self._optimizer.step()
         self._optimizer.zero_grad()
         return time.perf_counter() - begin
-
-    def _agreed(self, seconds: float) -> float:
-        mine = torch.tensor([seconds], dtype=torch.float64)
-        return float(profile.averaged(mine, self._comm))

@@ -44,20 +44,7 @@ def by_bytes(sizes: Sequence[int], cap: float) -> Counts:
 def merged(sizes: Sequence[int], ready: Sequence[float], send: Seconds) -> Counts:
     """MG-WFBP (Shi et al. 2019, arXiv 1811.11141): wait for the next gradient if it is there before
     the network is free, or if waiting costs less than the message that it saves."""
-    start_up = send(0)
-    counts: Counts = []
-    free = held = 0.0
-    for i, size in enumerate(sizes):
-        begin = max(free, ready[i - 1]) if counts else 0.0
-        if counts and ready[i] - begin < start_up:
-            counts[-1] += 1
-            held += size
-        else:
-            if counts:
-                free = begin + send(round(held))
-            counts.append(1)
-            held = size
-    return counts
+    return merged_sparse(sizes, ready, lambda n: 0.0, send)
 
 
 def merged_sparse(

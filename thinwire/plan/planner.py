@@ -11,6 +11,7 @@ import torch
 
 from thinwire import recipes
 from thinwire.layout import Layout
+from thinwire.partial import line
 from thinwire.plan import buffers
 from thinwire.plan.network import Network
 from thinwire.plan.profile import Cost, Model
@@ -149,14 +150,8 @@ def buffered(
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Callable[[int], float]:
-    """Seconds of n gradients: through what was measured, with a start that is not negative."""
-    mean_n, mean_t = sum(sizes) / len(sizes), sum(seconds) / len(seconds)
-    spread = sum((n - mean_n) ** 2 for n in sizes)
-    pairs = zip(sizes, seconds, strict=True)
-    slope = sum((n - mean_n) * (t - mean_t) for n, t in pairs) / spread if spread else 0.0
-    start = mean_t - slope * mean_n
-    if slope <= 0 or start < 0:
-        start, slope = 0.0, sum(seconds) / max(1, sum(sizes))
+    """Seconds of n gradients: a straight line through what was measured."""
+    start, slope = line(list(zip(sizes, seconds, strict=True)))
     return lambda n: start + slope * n
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from thinwire.bucket import Bucket
 from thinwire.comm.metered import Metered
 from thinwire.layout import Layout
+from thinwire.planned import agreed
 from thinwire.protocols import Comm, Reducer
 
 MB = 2**20
@@ -120,7 +121,7 @@ def model(
     for hook in hooks:
         hook.remove()
     medians = torch.tensor(rows[WARM:], dtype=torch.float64).median(dim=0).values
-    forward, after, *ready = averaged(medians, comm).tolist()
+    forward, after, *ready = agreed(medians.tolist(), comm)
     order = sorted(zip(ready, names, strict=True))
     before = [0.0, *(when for when, _ in order)]
     gaps = tuple((name, when - last) for (when, name), last in zip(order, before, strict=False))
@@ -169,11 +170,6 @@ def agree(what: str, text: str, comm: Comm) -> None:
         )
 
 
-def averaged(x: Tensor, comm: Comm) -> Tensor:
-    """The mean over ranks, the same bits on all."""
-    return torch.stack(comm.all_gather(x, [x.numel()] * comm.size)).mean(dim=0)
-
-
 def _sampled(layouts: Sequence[Layout]) -> list[Layout]:
     """One of each kind; of many kinds, some from the smallest to the largest."""
     kinds = {_kind(layout): layout for layout in layouts}
@@ -208,7 +204,7 @@ def _measured(recipe: Reducer, layout: Layout, comm: Comm, steps: int) -> Cost:
             rows.append([own * share, max(0.0, every - own), own * (1 - share)])
             calls += [(event.verb, event.bytes) for event in meter.events or []]
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    select, effort, scatter = averaged(torch.tensor(medians, dtype=torch.float64), comm).tolist()
+    select, effort, scatter = agreed(medians, comm)
     return Cost(
         select=select, effort=effort, scatter=scatter, calls=tuple(calls), steps=steps,
         memory=_held(state),
