@@ -193,3 +193,17 @@ def test_bad_calls_say_what_was_wrong(
     assert done.exit_code == code, done.output
     assert message in " ".join(done.output.split())
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_plan_inside_torchrun_is_printed_once(tmp_path: Path) -> None:
+    binary = str(Path(sys.executable).parent / "thinwire")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    call = [binary, "plan", "small", "--recipe", "topk(density=0.01)"]
+    done = subprocess.run(
+        [sys.executable, *launcher, *call], cwd=tmp_path, capture_output=True, text=True,
+        timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("parameters in") == 1 and "2 workers, links probed" in " ".join(
+        done.stdout.split()
+    )
