@@ -20,7 +20,7 @@ ROOMS = [
     {"comm", "wire", "collectives", "selectors", "frames", "memory", "reducers", "remember",
      "combinators", "route", "planned", "partial"},
     {"recipes"},
-    {"engine", "plan"},
+    {"engine", "plan", "proofs"},
     {"jobs", "lab", "report"},
     {"cli"},
 ]  # fmt: skip

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire import Bucket, recipes
+from thinwire import Bucket, kernels, recipes
 from thinwire.comm import local
 from thinwire.protocols import WireError
 from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, OneBit, Signs
-from thinwire.wire.packing import pack, packed_bytes, unpack
+from thinwire.wire.packing import packed_bytes, unpacked
 from thinwire.wire.values import Bf16, Exact, Half
 
 CODECS = {
@@ -48,8 +48,8 @@ def round_trip(codec, x, salt=""):
 def test_packing_is_exact(bits, data):
     numbers = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
     codes = torch.tensor(numbers, dtype=torch.uint8)
-    assert pack(codes, bits).numel() == packed_bytes(len(numbers), bits)
-    assert unpack(pack(codes, bits), bits, len(numbers)).tolist() == numbers
+    assert kernels.pack(codes, bits).numel() == packed_bytes(len(numbers), bits)
+    assert unpacked(kernels.pack(codes, bits), bits, len(numbers)).tolist() == numbers
 
 
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 1000])

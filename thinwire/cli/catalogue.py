@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.jobs.catalogue import JOBS
 from thinwire.plan import prices, units
 from thinwire.plan.costs import COSTS, Problem
 
@@ -36,6 +37,8 @@ def catalogue(
         typer.echo(json.dumps(_as_dict(problem, entries, alpha, beta), indent=2))
         return
     console.print(_recipes(entries))
+    console.print("\nJobs for train, compare and prove:", highlight=False)
+    console.print(_jobs())
     console.print(
         f"\nSent a step and worker: {params:,} parameters as {prices.SIDE} x {prices.SIDE} "
         f"matrices with biases, {world} workers, k = {problem.k:,} (density "
@@ -50,6 +53,13 @@ def catalogue(
     )
 
 
+def _jobs() -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, job in JOBS.items():
+        table.add_row(name, job.about)
+    return table
+
+
 def _as_dict(
     problem: Problem, entries: list[prices.Entry], alpha: float, beta: float
 ) -> dict[str, object]:
@@ -57,6 +67,7 @@ def _as_dict(
         **asdict(problem),
         "alpha": alpha,
         "beta": beta,
+        "jobs": {name: job.about for name, job in JOBS.items()},
         "recipes": [asdict(entry) for entry in entries],
         "costs": [
             {

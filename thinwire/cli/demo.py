@@ -50,24 +50,21 @@ def demo(
 
 
 def _worker(rank: int, world: int, report: Any, calls: tuple[str, ...], steps: int) -> list[Any]:
-    import torch
+    from thinwire.jobs import config, loop
+    from thinwire.jobs.launch import Place
 
-    from thinwire import recipes
-    from thinwire.jobs import digits, loop
-
-    splits = digits.data()
-    settings = loop.Settings(steps=steps, batch=16, rate=0.2)
+    settings = {"steps": steps, "batch": 16, "rate": 0.2, "momentum": 0.0, "warmup": 0.5}
     outcomes = []
     for call in calls:
-        torch.manual_seed(settings.seed)
-        said = partial(_say, report, call)
-        net, recipe = digits.model(), recipes.parse(call)
-        outcomes.append(loop.train(rank, world, net, splits, recipe, settings, said))
+        run = config.made({"job": "mlp", "size": "tiny", "recipe": call, "settings": settings})
+        said = partial(_say, report if rank == 0 else None, call)
+        outcomes.append(loop.train(Place(rank=rank, world=world), run, tell=said))
     return outcomes
 
 
-def _say(report: Any, call: str, done: int) -> None:
-    report((call, done))
+def _say(report: Any, call: str, record: dict[str, Any]) -> None:
+    if report is not None and record["step"] % 10 == 0:
+        report((call, record["step"]))
 
 
 def _table(outcomes: dict[str, Any]) -> Table:
@@ -80,10 +77,10 @@ def _table(outcomes: dict[str, Any]) -> Table:
         m = outcome.metrics
         sent = m["bytes_sent"] / max(1, m["steps"])
         fewer = m["bytes_dense"] / m["bytes_sent"] if m["bytes_sent"] else float("nan")
-        behind = 100 * (outcome.accuracy - base.accuracy)
+        behind = 100 * (outcome.figures["accuracy"] - base.figures["accuracy"])
         table.add_row(
             call,
-            f"{100 * outcome.accuracy:.1f} %",
+            f"{100 * outcome.figures['accuracy']:.1f} %",
             f"{behind:+.1f}" if call != next(iter(outcomes)) else "",
             f"{sent / 1024:.1f}",
             f"{fewer:.1f}",

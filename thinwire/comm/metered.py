@@ -43,6 +43,7 @@ class Metered:
     def __init__(self, comm: Comm, *, trace: bool = False) -> None:
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
         self.rounds = 0
+        self.messages = 0  # an all-reduce is a ring: 2 (P - 1)
         self.bytes = 0
         self.seconds = 0.0
         self.first: float | None = None  # when the first verb since `start()` was entered
@@ -91,6 +92,7 @@ class Metered:
 
     def _count(self, verb: str, sent: dict[int, int], call: Callable[[], T]) -> T:
         self.rounds += 1
+        self.messages += 2 * (self.size - 1) if verb == "all_reduce" else len(sent)
         self.bytes += sum(sent.values())
         begin = time.perf_counter()
         if self.first is None:

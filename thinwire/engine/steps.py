@@ -176,7 +176,7 @@ class Steps:
         here = {slot.name: slot for slot in arrival.layout.slots}
         saved = [name for names in self._saved for name in names]
         alone = arrival.first and arrival.last and sorted(here) == sorted(saved)
-        if not alone or len(self._saved) < 2 or self._replays_left == 0:
+        if not alone or [list(here)] == self._saved or self._replays_left == 0:
             self._saved = []
             return []
         self._replays_left -= 1

@@ -120,6 +120,7 @@ class Sync:
             "steps": meter.committed + meter.skipped,
             "bytes_sent": comm.bytes,
             "bytes_dense": meter.bytes_dense,
+            "messages": comm.messages,
             "density": meter.entries / meter.numel if meter.numel else 0.0,
             "skipped_steps": meter.skipped,
             "seconds": {

@@ -1,108 +1,257 @@
-"""The one training loop: DDP, a recipe attached (or none), and what came of it."""
+"""The one training loop: DDP, a recipe attached (or PyTorch's own way), and what came of it."""
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engine.ddp import attach
-from thinwire.jobs.digits import Split
+from thinwire.engine.sync import Sync
+from thinwire.jobs import saved
+from thinwire.jobs.catalogue import find
+from thinwire.jobs.config import BASELINES, Run
+from thinwire.jobs.data.source import Batch, Shards, batches, in_order
+from thinwire.jobs.descent import factor, optimizer_of
+from thinwire.jobs.job import Task
+from thinwire.jobs.launch import Place
+from thinwire.jobs.tally import Tally
+from thinwire.lab.baselines import Baseline
+from thinwire.lab.workers import Refused
 from thinwire.protocols import Reducer
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How to train; `batch` is a worker's."""
-
-    steps: int
-    batch: int
-    rate: float
-    seed: int = 0
-    warmup: float = 0.05  # of the steps, while the learning rate rises
+Tell = Callable[[dict[str, Any]], None]
+Wrap = Callable[[Reducer], Reducer]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one training gave, as rank 0 saw it."""
+    """What one training gave. `seconds` are training only; bytes are those a rank sent."""
 
-    accuracy: float
-    loss: float
+    recipe: str
+    figures: dict[str, float]
+    loss: float  # mean of the last steps
+    first_loss: float  # and of as many at the start
+    steps: int
+    seconds: float
     step_seconds: float  # median
     metrics: dict[str, Any]
+    finished: bool  # whether all steps were taken
+
+
+class Training:
+    """A run on one worker: what it is made of, and what it has done so far."""
+
+    def __init__(
+        self, run: Run, place: Place, task: Task, wrap: Wrap = lambda recipe: recipe
+    ) -> None:
+        self.run, self.place, self.task = run, place, task
+        settings = run.settings
+        torch.manual_seed(settings.seed)
+        self.net = task.net().to(place.device)
+        recipe = run.reducer()
+        self.optimizer = optimizer_of(self.net, settings, place.world, recipe)
+        scaled = settings.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=scaled)
+        self.sync: Sync | None = None
+        if recipe is None:
+            baseline = Baseline(BASELINES[run.recipe], self.net, settings.bucket_mb)
+            self.model, self._baseline_bytes = baseline.model, baseline.bytes_sent
+        else:
+            self.model = DistributedDataParallel(
+                self.net, gradient_as_bucket_view=True, bucket_cap_mb=settings.bucket_mb
+            )
+            scaler = self.scaler if scaled else None
+            self.sync = attach(self.model, wrap(recipe), optimizer=self.optimizer, scaler=scaler)
+        torch.manual_seed(settings.seed * 1000 + place.rank)  # dropout is every rank's own
+        together = settings.batch * settings.accumulate * place.world
+        self.each = len(task.train) // together  # steps an epoch
+        self.total = settings.total(max(1, self.each))
+        self.step = 0
+        self.tally = Tally(place.world, sum(p.numel() for p in self.net.parameters()))
+
+    def take(self, part: list[Batch]) -> Tensor:
+        """One step over these batches; their mean loss."""
+        settings = self.run.settings
+        rate = factor(settings, self.step, self.total, max(1, self.each))
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base"] * rate
+        total = torch.zeros((), device=self.place.device)
+        for number, batch in enumerate(part):
+            if number + 1 < len(part):
+                with self.model.no_sync():
+                    total += self._backward(batch, len(part))
+            else:
+                total += self._backward(batch, len(part))
+        if settings.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.net.parameters(), settings.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=False)
+        self.step += 1
+        return total
+
+    def _backward(self, batch: Batch, parts: int) -> Tensor:
+        device, precision = self.place.device, self.run.settings.precision
+        batch = tuple(column.to(device, non_blocking=True) for column in batch)
+        kind = torch.float16 if precision == "fp16" else torch.bfloat16
+        with torch.autocast(device.type, dtype=kind, enabled=precision != "fp32"):
+            loss = self.task.loss(self.model, batch) / parts
+        self.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def score(self) -> dict[str, float]:
+        """Figures of the test data, every rank a share of it, with rank 0's running means."""
+        for buffer in self.net.buffers():
+            dist.broadcast(buffer, 0)
+        place, size = self.place, len(self.task.test)
+        picks = in_order(size, 2 * self.run.settings.batch, place.rank, place.world)
+        loader = batches(self.task.test, picks)
+        self.net.eval()
+        with torch.no_grad():
+            moved = (tuple(c.to(place.device) for c in batch) for batch in loader)
+            rows = self.task.rows(self.net, moved).cpu()
+        self.net.train()
+        return self.task.figures(_gathered(rows, place.world))
+
+    def sent(self) -> dict[str, Any]:
+        if self.sync is not None:
+            return self.sync.metrics()
+        dense = self.tally.dense_bytes
+        done = self.step - self.tally.resumed
+        return {
+            "steps": done, "bytes_sent": int(done * self._baseline_bytes),
+            "bytes_dense": done * dense, "density": 1.0, "skipped_steps": 0, "seconds": {},
+        }  # fmt: skip
+
+    def save(self, out: Path) -> None:
+        shared = {
+            "step": self.step, "run": asdict(self.run), "model": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(),
+        }  # fmt: skip
+        own = {
+            "random": torch.get_rng_state(), "tally": self.tally.state(self.sent()),
+            "sync": self.sync.state_dict() if self.sync is not None else {},
+        }  # fmt: skip
+        saved.save(out, self.step, self.place.rank, shared, own)
+
+    def load(self, out: Path) -> None:
+        shared, own = saved.load(out, self.place.rank, self.place.world)
+        self.step = shared["step"]
+        self.net.load_state_dict(shared["model"])
+        self.optimizer.load_state_dict(shared["optimizer"])
+        self.scaler.load_state_dict(shared["scaler"])
+        self.tally.load(own["tally"], self.step)
+        if self.sync is not None:
+            self.sync.load_state_dict(own["sync"])
+        torch.set_rng_state(own["random"])
 
 
 def train(
-    rank: int,
-    world: int,
-    net: nn.Module,
-    splits: tuple[Split, Split],
-    recipe: Reducer,
-    settings: Settings,
-    report: Callable[[int], None],
+    place: Place,
+    run: Run,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    tell: Tell = lambda record: None,
+    asked_to_stop: Callable[[], bool] = lambda: False,
+    wrap: Wrap = lambda recipe: recipe,
+    after: Callable[[nn.Module], None] = lambda net: None,
 ) -> Outcome:
-    """Train a fresh copy of `net`, and test it."""
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=settings.rate)
-    sync = attach(model, recipe, optimizer=optimizer)
-    loss_of = nn.CrossEntropyLoss()
-    seconds, losses = [], []
-    for step, (images, labels) in enumerate(batches(splits[0], rank, world, settings)):
-        begin = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = settings.rate * _shape(step, settings)
-        loss = loss_of(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds.append(time.perf_counter() - begin)
-        losses.append(loss.item())
-        if rank == 0 and (step + 1) % 10 == 0:
-            report(step + 1)
-    accuracy = _accuracy(net, splits[1])
-    metrics = sync.metrics()
-    sync.detach()
+    """Train as the run says; `tell` hears of every step and score on all ranks alike.
+
+    What `wrap` makes of the recipe is attached; `after` is given the trained network.
+    """
+    task = find(run.job).make(run.size, run.source())
+    _same_data(task, place.world)
+    training = Training(run, place, task, wrap)
+    if resume and out is not None:
+        training.load(out)
+    figures = _steps(training, out, tell, asked_to_stop)
+    finished = training.step >= training.total
+    outcome = training.tally.outcome(training.sent())
+    if training.sync is not None:
+        training.sync.detach()
+    after(training.net)
     return Outcome(
-        accuracy=accuracy,
-        loss=statistics.mean(losses[-20:]),
-        step_seconds=statistics.median(seconds),
-        metrics=metrics,
+        recipe=run.recipe, figures=figures, steps=training.step, finished=finished, **outcome
     )
 
 
-def batches(
-    split: Split, rank: int, world: int, settings: Settings
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's share of every epoch's shuffle, as many batches as there are steps."""
-    draw = torch.Generator().manual_seed(settings.seed)
-    together = settings.batch * world
-    done = 0
+def _same_data(task: Task, world: int) -> None:
+    """All ranks must have read the same; on several machines they may not have."""
+    batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
+    sums = [float(column.double().sum()) for column in batch]
+    mine = torch.tensor([len(task.train), len(task.test), *sums], dtype=torch.float64)
+    every = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(every, mine)
+    if any(not torch.equal(theirs, every[0]) for theirs in every):
+        raise Refused("workers have read different data; give all of them the same files")
+
+
+def _steps(
+    training: Training, out: Path | None, tell: Tell, asked_to_stop: Callable[[], bool]
+) -> dict[str, float]:
+    settings, tally = training.run.settings, training.tally
+    score_every = settings.of_epochs(settings.score_every, training.each)
+    save_every = settings.of_epochs(settings.save_every, training.each)
+    figures: dict[str, float] = {}
+    scored = saved_at = -1
+    parts = _parts(training)
+    while training.step < training.total and not tally.stopping:
+        tally.begin()
+        loss = training.take(next(parts))
+        record = tally.end(loss, asked_to_stop())
+        tell({**_counts(training), **record})
+        if score_every and training.step % score_every == 0:
+            figures, scored = training.score(), training.step
+            tell({**_counts(training), "elapsed": tally.seconds, **figures})
+        if out is not None and save_every and training.step % save_every == 0:
+            training.save(out)
+            saved_at = training.step
+    if training.step >= training.total and scored != training.step:
+        figures = training.score()
+        tell({**_counts(training), "elapsed": tally.seconds, **figures})
+    if out is not None and saved_at != training.step:
+        training.save(out)
+    return figures
+
+
+def _parts(training: Training) -> Iterator[list[Batch]]:
+    """The batches of every step."""
+    settings, place = training.run.settings, training.place
+    first = training.step * settings.accumulate
+    shards = Shards(
+        len(training.task.train), settings.batch, place.rank, place.world, settings.seed, first
+    )
+    stream = iter(batches(training.task.train, shards, settings.loaders))
     while True:
-        order = torch.randperm(len(split.labels), generator=draw)
-        for start in range(0, len(order) - together + 1, together):
-            if done == settings.steps:
-                return
-            first = start + rank * settings.batch
-            chosen = order[first : first + settings.batch]
-            yield split.images[chosen], split.labels[chosen]
-            done += 1
+        yield [next(stream) for _ in range(settings.accumulate)]
 
 
-def _shape(step: int, settings: Settings) -> float:
-    """Linear warm-up, then a cosine to zero."""
-    rising = max(1, int(settings.warmup * settings.steps))
-    if step < rising:
-        return (step + 1) / rising
-    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, settings.steps - rising)))
+def _counts(training: Training) -> dict[str, Any]:
+    """Where the training stands."""
+    done = training.sent()
+    return {
+        "step": training.step, "total": training.total, "density": done["density"],
+        "bytes_sent": training.tally.bytes_before + done["bytes_sent"],
+    }  # fmt: skip
 
 
-def _accuracy(net: nn.Module, split: Split) -> float:
-    with torch.no_grad():
-        return float((net(split.images).argmax(dim=1) == split.labels).float().mean())
+def _gathered(rows: Tensor, world: int) -> Tensor:
+    """All ranks' rows, one below the other."""
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(counts, torch.tensor([len(rows)]))
+    most = max(int(c) for c in counts)
+    padded = rows.new_zeros(most, rows.shape[1])
+    padded[: len(rows)] = rows
+    every = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(every, padded)
+    return torch.cat([part[: int(count)] for part, count in zip(every, counts, strict=True)])

@@ -20,8 +20,10 @@ from thinwire.kernels import reference
 from thinwire.kernels.reference import Memo, Runs
 
 __all__ = [
-    "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
-    "member", "merged", "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk", "warm",
+    "above", "accumulate", "add_topk", "ascending", "bitmap_decode", "bitmap_encode",
+    "block_decode", "block_encode", "compress", "filled", "finite", "gather", "int8_encode",
+    "member", "merged", "pack", "rice_decode", "rice_encode", "rice_size", "scaled", "scatter_add",
+    "sign_encode", "topk", "unpack", "warm",
 ]  # fmt: skip
 
 
@@ -125,19 +127,74 @@ def rice_decode(data: Tensor, k: int, numel: int) -> Tensor | None:
     return indices
 
 
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes of 1, 2, 4 or 8 bits side by side in bytes."""
+    data: Tensor = _bits(codes).pack(codes, bits)
+    return data
+
+
+def unpack(data: Tensor, bits: int, n: int) -> Tensor:
+    """The n codes that as many bytes hold."""
+    codes: Tensor = _bits(data).unpack(data, bits, n)
+    return codes
+
+
+def int8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """A scale a block, and whole multiples of it."""
+    both: tuple[Tensor, Tensor] = _floats(x).int8_encode(x, block)
+    return both
+
+
+def sign_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """The mean magnitude of every block, and the signs, packed."""
+    both: tuple[Tensor, Tensor] = _floats(x).sign_encode(x, block)
+    return both
+
+
+def scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:
+    """Codes times the scale of their block, in its precision."""
+    values: Tensor = _floats(scale).scaled(codes, scale, block)
+    return values
+
+
+def bitmap_encode(indices: Tensor, numel: int) -> Tensor:
+    """A bit for every entry, set at these."""
+    data: Tensor = _bits(indices).bitmap_encode(indices, numel)
+    return data
+
+
+def bitmap_decode(data: Tensor, k: int, numel: int) -> Tensor | None:
+    """The k entries that are set; None if these are more or fewer."""
+    indices: Tensor | None = _bits(data).bitmap_decode(data, k, numel)
+    return indices
+
+
+def block_encode(indices: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    """How many positions every 65,536 entries have, and their low 16 bits."""
+    both: tuple[Tensor, Tensor] = _bits(indices).block_encode(indices, numel)
+    return both
+
+
+def block_decode(counts: Tensor, low: Tensor) -> Tensor | None:
+    """The positions; None if the counts are not those of so many."""
+    indices: Tensor | None = _bits(counts).block_decode(counts, low)
+    return indices
+
+
 def _floats(*tensors: Tensor) -> ModuleType:
     """Who serves these: kernels are for single precision that lies in one piece."""
     kind = tensors[0].device.type
     for x in tensors:
         if x.device.type != kind or x.dtype != torch.float32 or not x.is_contiguous():
             return reference
-    if kind == "cpu":
-        return _loaded("cpu")
-    return _loaded("gpu") if kind == "cuda" and _has_triton() else reference
+    return _bits(tensors[0])
 
 
 def _bits(x: Tensor) -> ModuleType:
-    return _loaded("cpu") if x.device.type == "cpu" else reference
+    """Who serves positions and codes, whose types are fixed."""
+    if x.device.type == "cpu":
+        return _loaded("cpu")
+    return _loaded("gpu") if x.device.type == "cuda" and _has_triton() else reference
 
 
 @cache

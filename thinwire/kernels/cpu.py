@@ -24,6 +24,17 @@ from torch import Tensor
 
 from thinwire.kernels import loops
 from thinwire.kernels.lanes import INFINITE, LANES
+from thinwire.kernels.narrow import (
+    bitmap_decode,
+    bitmap_encode,
+    block_decode,
+    block_encode,
+    int8_encode,
+    pack,
+    scaled,
+    sign_encode,
+    unpack,
+)
 from thinwire.kernels.sparse import (
     array,
     ascending,
@@ -40,8 +51,10 @@ from thinwire.kernels.sparse import (
 )
 
 __all__ = [
-    "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
-    "member", "merged", "rice_decode", "rice_encode", "rice_size", "scatter_add", "topk",
+    "above", "accumulate", "add_topk", "ascending", "bitmap_decode", "bitmap_encode",
+    "block_decode", "block_encode", "compress", "filled", "finite", "gather", "int8_encode",
+    "member", "merged", "pack", "rice_decode", "rice_encode", "rice_size", "scaled", "scatter_add",
+    "sign_encode", "topk", "unpack",
 ]  # fmt: skip
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]

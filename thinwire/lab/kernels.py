@@ -9,14 +9,16 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels import bits
 
 COLUMNS = 1000
-ROWS = 15  # that `measure` yields
+ROWS = 22  # that `measure` yields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ def measure(n: int, turns: int, threads: int = 1) -> Iterator[Row]:
     yield from _thresholds(bench)
     yield from _sparse(bench)
     yield from _rice(bench)
+    yield from _codes(bench)
 
 
 class _Bench:
@@ -141,3 +144,23 @@ def _rice(bench: _Bench) -> Iterator[Row]:
         f"Rice, {k:,} positions: decode",
         lambda x: kernels.rice_decode(code, index.numel(), bench.n),
     )
+
+
+def _codes(bench: _Bench) -> Iterator[Row]:
+    """Value and index codes beside the same in plain torch."""
+    draw = torch.Generator().manual_seed(3)
+    index = torch.randint(bench.n, (bench.n // 100,), generator=draw).unique()
+    k = index.numel()
+    scale, codes = kernels.int8_encode(torch.randn(bench.n, generator=draw), 256)
+    marks, (counts, low) = kernels.bitmap_encode(index, bench.n), bits.block_encode(index, bench.n)
+
+    def row(what: str, call: Callable[[ModuleType, Tensor], object]) -> Row:
+        return bench.row(what, lambda x: call(kernels, x), lambda x: call(bits, x))
+
+    yield row("int8 in blocks of 256: encode", lambda of, x: of.int8_encode(x, 256))
+    yield row("int8 in blocks of 256: decode", lambda of, x: of.scaled(codes, scale, 256))
+    yield row("signs in blocks of 512: encode", lambda of, x: of.sign_encode(x, 512))
+    yield row("bitmap of 1 %: encode", lambda of, x: of.bitmap_encode(index, bench.n))
+    yield row("bitmap of 1 %: decode", lambda of, x: of.bitmap_decode(marks, k, bench.n))
+    yield row("16 bits a position: encode", lambda of, x: of.block_encode(index, bench.n))
+    yield row("16 bits a position: decode", lambda of, x: of.block_decode(counts, low))

@@ -11,7 +11,8 @@ from thinwire import recipes
 from thinwire.bucket import Bucket
 from thinwire.comm import local
 from thinwire.comm.local import LocalComm
-from thinwire.jobs import digits
+from thinwire.jobs import vision
+from thinwire.jobs.data import images
 from thinwire.protocols import Reducer
 
 
@@ -25,7 +26,7 @@ def unserved(calls: list[str], steps: int = 10, batch: int = 64) -> dict[str, fl
 
 def _share(recipe: Reducer, steps: int, batch: int) -> float:
     torch.manual_seed(0)
-    net, (train, _) = digits.model(), digits.data()
+    net, (train, _) = vision.mlp(64, 256), images.digits(8, 1)
     loss_of = nn.CrossEntropyLoss()
 
     def worker(comm: LocalComm) -> tuple[int, int]:
@@ -33,8 +34,9 @@ def _share(recipe: Reducer, steps: int, batch: int) -> float:
         silent = rows = 0
         for step in range(steps):
             net.zero_grad()
-            chosen = slice(step * batch, (step + 1) * batch)
-            loss_of(net(train.images[chosen]), train.labels[chosen]).backward()
+            chosen = torch.arange(step * batch, (step + 1) * batch)
+            pictures, labels = train.batch(chosen, None)
+            loss_of(net(pictures), labels).backward()
             grads = {name: _gradient(p) for name, p in net.named_parameters()}
             waiting = _waiting(state, grads)
             bucket = Bucket.of(grads, state=state, step=step)

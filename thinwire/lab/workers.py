@@ -28,16 +28,23 @@ class WorkerFailed(RuntimeError):
     """A worker raised, or died; the message says which and why."""
 
 
+class Refused(ValueError):
+    """What was asked for cannot be done here; the message is for who asked."""
+
+
 def run(
     world: int,
     function: Callable[..., Any],
     *args: Any,
     on_report: Callable[[Any], None] = lambda message: None,
     net: str = "none",
+    stop: Any = None,
 ) -> list[Any]:
     """Results in rank order; `on_report` gets what workers report, as it comes.
 
-    With `net`, a rate like 1gbit, the workers have links of that rate to each other.
+    With `net`, a rate like 1gbit, the workers have links of that rate to each other. With `stop`,
+    an `event()` that is also among the arguments, the first SIGINT or SIGTERM sets it and the
+    workers may end by themselves; the second ends them.
     """
     if world < 1:
         raise ValueError(f"at least one worker is needed, got {world}")
@@ -45,7 +52,7 @@ def run(
     messages: multiprocessing.Queue[Any] = context.Queue()
     shape = netns.shaped(world, net) if net != "none" else nullcontext([None] * world)
     with (
-        _sigterm_as_exit(),
+        _sigterm_as_exit(stop),
         tempfile.TemporaryDirectory(prefix="thinwire-") as folder,
         shape as spaces,
     ):
@@ -88,6 +95,8 @@ def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]
             continue
         if kind == "report":
             on_report(value)
+        elif kind == "refused":
+            raise Refused(value)
         elif kind == "error":
             raise WorkerFailed(f"worker {rank} failed:\n{value}")
         else:
@@ -136,6 +145,8 @@ def _work(
         messages.put((rank, "result", result))
         dist.barrier()  # nobody leaves while another still talks
         dist.destroy_process_group()
+    except Refused as error:
+        messages.put((rank, "refused", str(error)))
     except Exception:
         messages.put((rank, "error", traceback.format_exc()))
 
@@ -158,18 +169,37 @@ def _sigint_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def event() -> Any:
+    """A flag that all workers see."""
+    return multiprocessing.get_context("spawn").Event()
+
+
 @contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
+def _sigterm_as_exit(stop: Any) -> Iterator[None]:
     """SIGTERM runs the same clean-up as an error does (only the main thread may ask for that)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: _leave(number))
+    asked: list[int] = []
+
+    def first(number: int, frame: object) -> None:
+        """Sets the flag; the second signal does what signals do."""
+        if asked or stop is None:
+            _leave(number)
+        asked.append(number)
+        stop.set()
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, first)}
+    if stop is not None:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, first)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _leave(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise SystemExit(128 + number)

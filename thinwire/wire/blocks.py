@@ -17,16 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.draws import uniform
+from thinwire.kernels.bits import divisor, held, in_blocks, largest
 from thinwire.protocols import WireError
-from thinwire.wire.packing import (
-    blocks_of,
-    in_blocks,
-    out_of_blocks,
-    pack,
-    packed_bytes,
-    unpack,
-)
+from thinwire.wire.packing import blocks_of, out_of_blocks, packed_bytes, unpacked
 from thinwire.wire.values import as_numbers
 
 
@@ -45,14 +40,12 @@ class Int8:
         return 4 * blocks_of(n, self.block) + n
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        rows = in_blocks(x, self.block)
-        scale = _largest(rows) / 127
-        codes = (rows / _divisor(scale)).round_().clamp_(-127, 127).to(torch.int8)
-        return torch.cat([_scales(scale), out_of_blocks(codes, x.numel()).view(torch.uint8)])
+        scale, codes = kernels.int8_encode(x, self.block)
+        return torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        return _scaled(as_numbers(body, torch.int8, n).to(dtype), scale, self.block)
+        return kernels.scaled(as_numbers(body, torch.int8, n), scale, self.block)
 
 
 @dataclass(frozen=True)
@@ -72,14 +65,14 @@ class Fp8:
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
         rows = in_blocks(x, self.block)
-        scale = _largest(rows) / self._TOP
-        small = (rows / _divisor(scale)).clamp_(-self._TOP, self._TOP)
+        scale = largest(rows) / self._TOP
+        small = (rows / divisor(scale)).clamp_(-self._TOP, self._TOP)
         codes = out_of_blocks(small.to(torch.float8_e4m3fn), x.numel())
-        return torch.cat([_scales(scale), codes.view(torch.uint8)])
+        return torch.cat([held(scale).view(torch.uint8), codes.view(torch.uint8)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        return _scaled(as_numbers(body, torch.float8_e4m3fn, n).to(dtype), scale, self.block)
+        return kernels.scaled(as_numbers(body, torch.float8_e4m3fn, n).to(dtype), scale, self.block)
 
 
 @dataclass(frozen=True)
@@ -97,17 +90,12 @@ class Signs:
         return 4 * blocks_of(n, self.block) + packed_bytes(n, 1)
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        rows = in_blocks(x, self.block)
-        largest = _largest(rows)
-        inside = in_blocks(
-            torch.ones_like(x), self.block
-        )  # the filling must not pull the mean down
-        scale = largest * ((rows.abs() / _divisor(largest)).sum(1) / inside.sum(1))[:, None]
-        return torch.cat([_scales(scale), pack((x >= 0).to(torch.uint8), 1)])
+        scale, signs = kernels.sign_encode(x, self.block)
+        return torch.cat([scale.view(torch.uint8), signs])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        return _scaled(unpack(body, 1, n).to(dtype) * 2 - 1, scale, self.block)
+        return kernels.scaled(unpacked(body, 1, n).view(torch.int8) * 2 - 1, scale, self.block)
 
 
 @dataclass(frozen=True)
@@ -126,15 +114,16 @@ class OneBit:
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
         rows = in_blocks(x, self.block)
-        largest = _largest(rows)
-        unit = rows / _divisor(largest)
-        means = [largest * _mean_of(unit, unit > 0), largest * _mean_of(unit, unit < 0)]
-        return torch.cat([*map(_scales, means), pack((x >= 0).to(torch.uint8), 1)])
+        top = largest(rows)
+        unit = rows / divisor(top)
+        means = [top * _mean_of(unit, unit > 0), top * _mean_of(unit, unit < 0)]
+        signs = kernels.pack((x >= 0).to(torch.uint8), 1)
+        return torch.cat([*(held(mean).view(torch.uint8) for mean in means), signs])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (above, below), body = _read_scales(data, n, self.block, 2, dtype)
-        positive = in_blocks(unpack(body, 1, n), self.block)
-        return out_of_blocks(torch.where(positive > 0, above, below), n)
+        positive = in_blocks(unpacked(body, 1, n), self.block)
+        return out_of_blocks(torch.where(positive > 0, above[:, None], below[:, None]), n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,26 +166,27 @@ class Levels:
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
         rows = in_blocks(x, self.block)
-        largest = _largest(rows)
-        unit = rows / _divisor(largest)  # within -1 and 1: squares neither overflow nor vanish
-        held = unit
+        top = largest(rows)
+        unit = rows / divisor(top)  # within -1 and 1: squares neither overflow nor vanish
+        clipped = unit
         if self.clip is not None:
             limit = self.clip * unit.square().mean(dim=1, keepdim=True).sqrt()
-            held = unit.clamp(-limit, limit)
-        scale = _largest(held) if self.norm == "max" else held.norm(dim=1, keepdim=True)
-        share = held.abs() / _divisor(scale) * self.levels
+            clipped = unit.clamp(-limit, limit)
+        scale = largest(clipped) if self.norm == "max" else clipped.norm(dim=1, keepdim=True)
+        share = clipped.abs() / divisor(scale) * self.levels
         whole = (share + uniform(share, self.seed, salt)).floor_().clamp_(max=self.levels)
         codes = whole * unit.sign()
         step = scale / self.levels
         if self.fitted:
             square = codes.square().sum(dim=1, keepdim=True)
-            step = (unit * codes).sum(dim=1, keepdim=True) / _divisor(square)
+            step = (unit * codes).sum(dim=1, keepdim=True) / divisor(square)
         body = (out_of_blocks(codes, x.numel()) + self.levels).to(torch.uint8)
-        return torch.cat([_scales(largest * step), pack(body, self.bits)])
+        return torch.cat([held(top * step).view(torch.uint8), kernels.pack(body, self.bits)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (step,), body = _read_scales(data, n, self.block, 1, dtype)
-        return _scaled(unpack(body, self.bits, n).to(dtype) - self.levels, step, self.block)
+        codes = unpacked(body, self.bits, n).view(torch.int8) - self.levels
+        return kernels.scaled(codes, step, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,45 +234,23 @@ class Natural:
         return torch.where(code % 128 > 0, signed, 0.0).to(dtype)
 
 
-def _largest(rows: Tensor) -> Tensor:  # (b, block) -> (b, 1)
-    """The largest magnitude of every row; NaN wins."""
-    return rows.abs().amax(dim=1, keepdim=True) if rows.numel() else rows.new_zeros(len(rows), 1)
-
-
-def _divisor(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, 1.0, scale)
-
-
 def _mean_of(unit: Tensor, there: Tensor) -> Tensor:
     total = torch.where(there, unit, 0.0).sum(dim=1, keepdim=True)
     broken = torch.where(unit.isfinite().all(dim=1, keepdim=True), 0.0, float("nan"))
     return total / there.sum(dim=1, keepdim=True).clamp(min=1) + broken
 
 
-def _scales(scale: Tensor) -> Tensor:
-    """Scales as bytes; one that is not finite becomes NaN, and its block with it."""
-    top = torch.finfo(torch.float32).max
-    held = torch.where(scale.isfinite(), scale.clamp(-top, top), float("nan"))
-    return held.reshape(-1).to(torch.float32).view(torch.uint8)
-
-
 def _read_scales(
     data: Tensor, n: int, block: int, each: int, dtype: torch.dtype
 ) -> tuple[list[Tensor], Tensor]:
-    """The scales, (blocks, 1) each, and the bytes after them."""
+    """The scales, (blocks,) each, and the bytes after them."""
     count = blocks_of(n, block)
     width = 4 * count
     if data.numel() < each * width:
         raise WireError(f"expected {each * width} bytes of scales, got {data.numel()} in all")
     parts = data[: each * width].split(width) if width else [data[:0]] * each
-    scales = [as_numbers(part, torch.float32, count).to(dtype)[:, None] for part in parts]
+    scales = [as_numbers(part, torch.float32, count).to(dtype) for part in parts]
     return scales, data[each * width :]
-
-
-def _scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:
-    """Codes times their block's scale; rounding up past the largest number stops there."""
-    top = torch.finfo(codes.dtype).max
-    return out_of_blocks((in_blocks(codes, block) * scale).clamp_(-top, top), codes.numel())
 
 
 def _checked_block(block: int) -> None:

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels.bits import BLOCK
 from thinwire.layout import Layout
 from thinwire.protocols import WireError
-from thinwire.wire.packing import pack, packed_bytes, unpack
+from thinwire.wire.packing import packed_bytes
 from thinwire.wire.values import as_numbers
-
-BLOCK = 65_536  # positions that 16 bits tell apart
 
 
 class IndexCodec(Protocol):
@@ -75,14 +74,16 @@ class Bitmap:
         return self.nbytes(indices.numel(), numel)
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
-        there = torch.zeros(numel, dtype=torch.uint8, device=indices.device)
-        there[indices] = 1
-        return pack(there, 1)
+        return kernels.bitmap_encode(indices, numel)
 
     def decode(self, data: Tensor, k: int, numel: int) -> Tensor:
-        indices = unpack(data, 1, numel).nonzero().reshape(-1)
-        if indices.numel() != k:
-            raise WireError(f"a bitmap of {indices.numel()} positions came with {k} values")
+        if data.numel() != packed_bytes(numel, 1):
+            raise WireError(
+                f"expected a bitmap of {packed_bytes(numel, 1)} bytes, got {data.numel()}"
+            )
+        indices = kernels.bitmap_decode(data, k, numel)
+        if indices is None:
+            raise WireError(f"a bitmap does not mark as many positions as came with it, {k}")
         return indices
 
 
@@ -99,11 +100,8 @@ class Blocks:
         return self.nbytes(indices.numel(), numel)
 
     def encode(self, indices: Tensor, numel: int) -> Tensor:
-        counts = torch.bincount(indices // BLOCK, minlength=-(-numel // BLOCK))
-        return torch.cat([
-            counts.to(torch.int32).view(torch.uint8),
-            (indices % BLOCK).to(torch.uint16).view(torch.uint8),
-        ])  # fmt: skip
+        counts, low = kernels.block_encode(indices, numel)
+        return torch.cat([counts.view(torch.uint8), low.view(torch.uint8)])
 
     def decode(self, data: Tensor, k: int, numel: int) -> Tensor:
         blocks = -(-numel // BLOCK)
@@ -112,9 +110,10 @@ class Blocks:
                 f"expected {self.nbytes(k, numel)} bytes of indices, got {data.numel()}"
             )
         counts = as_numbers(data[: 4 * blocks], torch.int32, blocks)
-        starts = torch.arange(blocks, device=data.device) * BLOCK
-        inside = as_numbers(data[4 * blocks :], torch.uint16, k).to(torch.int64)
-        return checked(inside + spread(starts, counts, k), numel)
+        indices = kernels.block_decode(counts, as_numbers(data[4 * blocks :], torch.uint16, k))
+        if indices is None:
+            raise WireError(f"counts from the wire do not add up to {k} positions")
+        return checked(indices, numel)
 
 
 @dataclass(frozen=True)

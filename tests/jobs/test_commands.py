@@ -1,0 +1,135 @@
+"""`train`, `compare` and `prove` as a user calls them: wrong calls, Ctrl-C, reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from thinwire.cli.app import app
+from thinwire.jobs import logs, saved
+
+CALL = [sys.executable, "-m", "thinwire.cli"]
+
+
+def call(*args: str):
+    return CliRunner().invoke(app, list(args), env={"COLUMNS": "80"})
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [(["train", "resnet18"], "unknown job"), (["train", "mlp", "--recipe", "zip()"], "unknown rec"),
+     (["train", "mlp", "--size", "big"], "--size is one of"),
+     (["train", "vgg16", "--size", "paper"], "--size paper needs --data"),
+     (["train", "mlp", "--data", "/no/such/place"], "there is no /no/such/place"),
+     (["train", "mlp", "--out", "/proc/nothing"], "cannot write in /proc/nothing"),
+     (["train", "mlp", "--resume", "/no/such/run"], "cannot read"),
+     (["train", "mlp", "--set", "rate"], "--set takes name=value"),
+     (["train", "mlp", "--set", "rate=-1"], "rate must be above 0"),
+     (["compare", "mlp", "--recipe", "dense()", "--seeds", "a"], "--seeds are numbers"),
+     (["prove", "mlp", "--recipe", "ddp"], "unknown recipe")],
+)  # fmt: skip
+def test_wrong_calls_are_one_line_and_exit_code_2(args, message):
+    result = call(*args, "--workers", "1")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.slow
+def test_training_leaves_a_whole_record(tmp_path):
+    out = tmp_path / "run"
+    result = call("train", "mlp", "--recipe", "topk(density=0.05)", "--steps", "30", "--workers",
+                  "2", "--out", str(out), "--set", "score_every=0.1")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "accuracy" in result.output and 'recipe = "topk(density=0.05)"' in result.output
+    records = logs.records(out / logs.LOG)
+    assert [r["step"] for r in records if "seconds" in r] == list(range(1, 31))
+    assert any("accuracy" in r for r in records)
+    assert json.loads((out / logs.RESULT).read_text())["finished"] is True
+    assert saved.steps(out) == [30]
+    again = call("train", "mlp", "--workers", "1", "--out", str(out))
+    assert again.exit_code == 2 and "holds a run already" in " ".join(again.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_finish_the_step_save_and_end(number, tmp_path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*CALL, "train", "mlp", "--steps", "100000", "--workers", "2", "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        _wait(lambda: len(logs.records(out / logs.LOG)) > 5)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    (step,) = saved.steps(out)
+    assert f"Stopped after step {step}" in output
+    assert not list((out / "checkpoints").glob(".part*"))
+
+
+@pytest.mark.slow
+def test_torchrun_and_mpirun_need_no_workers(tmp_path):
+    out = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    command = [*launcher, *CALL[1:], "train", "mlp", "--steps", "10", "--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("x less") == 1  # rank 0 alone prints
+    assert json.loads((out / logs.RESULT).read_text())["steps"] == 10
+
+
+@pytest.mark.slow
+def test_compare_makes_one_table_and_one_page(tmp_path):
+    args = ["compare", "mlp", "--recipe", "ddp", "--recipe", "topk(density=0.05)", "--steps", "20",
+            "--workers", "2", "--seeds", "0,1", "--out", str(tmp_path)]  # fmt: skip
+    result = call(*args)
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "report.html").read_text()
+    HTMLParser().feed(text)
+    assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+    assert "<script" not in text and text.count("<svg") == 8
+    begin = time.monotonic()
+    again = call(*args)  # what is done is not done again
+    assert again.exit_code == 0 and time.monotonic() - begin < 60
+    assert len(list(tmp_path.glob("mlp-*/result.json"))) == 4
+
+
+@pytest.mark.slow
+def test_prove_tells_adtopk_from_topk(tmp_path):
+    asked = ["--recipe", "adtopk(density=0.05)", "--recipe", "topk(density=0.05)"]
+    result = call("prove", "mlp", *asked, "--steps", "30", "--workers", "2", "--out", str(tmp_path))
+    proofs = json.loads((tmp_path / "proof.json").read_text())
+    missing = {p["recipe"]: {v["what"]: v for v in p["verdicts"]}["rows missing"] for p in proofs}
+    assert missing["adtopk(density=0.05)"]["value"] == 0.0
+    assert missing["topk(density=0.05)"]["value"] > 0.0
+    assert result.exit_code == 1  # topk leaves rows out
+    assert "violated" in result.output and (tmp_path / "proof.html").exists()
+
+
+def _wait(ready, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_command_line_lists_the_jobs():
+    assert "lstm-an4" in call("list").output
+
+
+_ = Path

@@ -1,0 +1,299 @@
+"""Loaders read the standard files, and say what is wrong with others; nothing in a file can run."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import tarfile
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from thinwire.jobs.data import images, questions, speech, text
+from thinwire.jobs.data.source import MissingData, Pick, Shards, batches, in_order, unpickled
+from thinwire.jobs.job import Source
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+def add(archive, name, data):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def cifar_archive(path, batches_of):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, tree in batches_of.items():
+            add(archive, name, tree if isinstance(tree, bytes) else pickle.dumps(tree))
+
+
+def published(monkeypatch, path):
+    """Let this file's sum be the published one."""
+    digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    entry = images.CIFAR[path.name]
+    monkeypatch.setitem(images.CIFAR, path.name, (digest, *entry[1:]))
+
+
+def test_cifar_archive(tmp_path, monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 3072), dtype=np.uint8)
+    part = {b"data": pixels, b"fine_labels": [5, 6, 7, 8]}
+    path = tmp_path / "cifar-100-python.tar.gz"
+    cifar_archive(path, {"cifar-100-python/train": part, "cifar-100-python/test": part})
+    with pytest.raises(MissingData, match="is damaged: its MD5 is"):
+        images.cifar(tmp_path, 100)
+    published(monkeypatch, path)
+    train, test = images.cifar(tmp_path, 100)
+    assert len(train) == len(test) == 4
+    assert torch.equal(train.pixels.view(4, -1), torch.from_numpy(pixels))
+    x, y = test.batch(torch.tensor([2, 0]), None)
+    assert x.shape == (2, 3, 32, 32) and y.tolist() == [7, 5]
+
+
+def test_an_archive_that_would_run_something_is_refused(tmp_path, monkeypatch):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "was here",))
+
+    path = tmp_path / "cifar-100-python.tar.gz"
+    cifar_archive(path, {"cifar-100-python/train": pickle.dumps(Evil())})
+    published(monkeypatch, path)
+    with pytest.raises(MissingData, match="has no place in a data set"):
+        images.cifar(tmp_path, 100)
+    assert not (tmp_path / "was here").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04", b"garbage", pickle.dumps(print)])
+def test_broken_pickles_are_one_message(data):
+    with pytest.raises(MissingData, match="is not the data it should be"):
+        unpickled(data, "it")
+
+
+def test_mnist_files(tmp_path, monkeypatch):
+    pixels = np.arange(3 * 28 * 28, dtype=np.uint8).reshape(3, 28, 28)
+    for name in images.MNIST:
+        body = pixels if "images" in name else np.array([1, 2, 3], np.uint8)
+        head = bytes([0, 0, 8, body.ndim]) + np.array(body.shape, ">i4").tobytes()
+        data = gzip.compress(head + body.tobytes())
+        (tmp_path / name).write_bytes(data)
+        digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        monkeypatch.setitem(images.MNIST, name, digest)
+    train, test = images.mnist(tmp_path)
+    assert torch.equal(train.pixels[:, 0], torch.from_numpy(pixels))
+    assert test.labels.tolist() == [1, 2, 3]
+    for cut in (0, 3, 10):
+        damaged = gzip.compress((bytes([0, 0, 8, 3]) + b"\0\0\0\x05" * 3)[:cut])
+        (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(damaged)
+        digest = hashlib.md5(damaged, usedforsecurity=False).hexdigest()
+        monkeypatch.setitem(images.MNIST, "t10k-images-idx3-ubyte.gz", digest)
+        with pytest.raises(MissingData, match="is no IDX file"):
+            images.mnist(tmp_path)
+
+
+def test_folders_of_pictures(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "val"):
+        for kind in ("cat", "dog"):
+            folder = tmp_path / part / kind
+            folder.mkdir(parents=True)
+            for number in range(2):
+                image.new("RGB", (40, 30), (number, 200, 0)).save(folder / f"{number}.JPEG")
+    train, test = images.folders(tmp_path, 16)
+    x, y = train.batch(torch.tensor([0, 3]), torch.Generator().manual_seed(0))
+    assert x.shape == (2, 3, 16, 16) and y.tolist() == [0, 1] and bool(x.isfinite().all())
+    one, two = (test.batch(torch.tensor([1]), None)[0] for _ in range(2))
+    assert torch.equal(one, two)
+    (tmp_path / "val" / "cat" / "0.JPEG").write_bytes(b"no picture")
+    with pytest.raises(MissingData, match=r"0\.JPEG is no picture"):
+        test.batch(torch.tensor([0]), None)
+    with pytest.raises(MissingData, match="expected train/<class>"):
+        images.folders(tmp_path / "train", 16)
+
+
+def test_an_npz_must_hold_what_it_should(tmp_path):
+    path = tmp_path / "x.npz"
+    for content, message in (
+        (b"nothing", "cannot be read"),
+        ({"a": np.zeros(3)}, "holds a; expected train_images"),
+        (dict.fromkeys(images.NPZ_NAMES, np.zeros(3)), "train_images is"),
+    ):
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            np.savez(path, **content)
+        with pytest.raises(MissingData, match=message):
+            images.cifar(path, 10)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no sample data beside the project")
+def test_the_real_samples():
+    train, test = images.cifar(SHARED / "cifar10-12k.npz", 10)
+    assert (len(train), len(test)) == (10_000, 2_000)
+    assert sorted(train.labels.unique().tolist()) == list(range(10))
+    x, _ = train.batch(torch.arange(64), torch.Generator().manual_seed(0))
+    assert x.shape == (64, 3, 32, 32) and abs(float(x.mean())) < 0.5
+    first, second = text.corpus(SHARED / "wikitext-2")
+    assert len(first) > 1_000_000 and len(second) > 1_000_000 and first != second
+
+
+def test_pictures_move_and_turn_but_keep_what_they_show():
+    pixels = torch.zeros(64, 1, 8, 8, dtype=torch.uint8)
+    pixels[:, :, 3:5, 3] = 255
+    moved = images._moved(pixels, 2, torch.Generator().manual_seed(0))
+    assert moved.shape == pixels.shape
+    assert (moved.view(64, -1) > 0).sum(dim=1).tolist() == [2] * 64
+    assert len({tuple(m.view(-1).tolist()) for m in moved}) > 10
+
+
+def test_words_are_numbered_by_how_often_they_come():
+    first, second, count = text.words("a b a c a b <unk>\n", "a zebra b\n", 4)
+    assert count == 4
+    assert first.tolist() == [1, 2, 1, 0, 1, 2, 0, 3]
+    assert second.tolist() == [1, 0, 2, 3]
+    window = text.Windows(torch.arange(11), 5)
+    x, y = window.batch(torch.tensor([1]), None)
+    assert len(window) == 2 and x.tolist() == [[5, 6, 7, 8, 9]] and y.tolist() == [[6, 7, 8, 9, 10]]
+
+
+def test_text_folders(tmp_path):
+    with pytest.raises(MissingData, match="has not two parts of a text; expected train"):
+        text.corpus(tmp_path)
+    (tmp_path / "wiki.train.tokens").write_text("one two")
+    (tmp_path / "wiki.test.tokens").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(MissingData, match="is no UTF-8 text"):
+        text.corpus(tmp_path)
+    (tmp_path / "wiki.test.tokens").write_text("three")
+    assert text.corpus(tmp_path) == ("one two", "three")
+
+
+def test_sentences_are_masked_as_bert_has_it():
+    pytest.importorskip("tokenizers")
+    train, _ = text.library(60_000)
+    learnt = text.word_pieces(train, 400)
+    data = text.sentences(learnt, train, 32)
+    ids, kinds, there, labels, follows = data.batch(
+        torch.arange(200), torch.Generator().manual_seed(0)
+    )
+    words = int(there.sum()) - 3 * 200
+    guessed = labels >= 0
+    assert 0.12 < int(guessed.sum()) / words < 0.18
+    masked = (ids == data.marks[text.MASK]) & guessed
+    assert 0.74 < int(masked.sum()) / int(guessed.sum()) < 0.86
+    assert 0.4 < float(follows.float().mean()) < 0.6
+    assert bool((ids[:, 0] == data.marks[text.FIRST]).all())
+    assert bool(((kinds == 1) <= (there == 1)).all())
+
+
+def test_squad_windows_hold_the_answer(tmp_path):
+    pytest.importorskip("tokenizers")
+    context = "The quick brown fox jumps over the lazy dog near the old river bank. " * 6
+    begin = context.rindex("lazy dog")
+    tree = {"data": [{"paragraphs": [{"context": context, "qas": [
+        {"question": "Who is lazy?", "answers": [{"answer_start": begin, "text": "lazy dog"}]}
+    ]}]}]}  # fmt: skip
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (tmp_path / name).write_text(json.dumps(tree))
+    asked, _ = questions.squad(tmp_path)
+    learnt = text.word_pieces(context + " who is lazy ?", 200)
+    data = questions.windows(asked, learnt, 40, 16)
+    answered = [w for w in data.windows if w.start]
+    assert len(data) > 2 and answered
+    for window in answered:
+        said = context[window.spans[window.start][0] : window.spans[window.end][1]]
+        assert said == "lazy dog"
+        scores = [
+            torch.nn.functional.one_hot(torch.tensor(p), 40) for p in (window.start, window.end)
+        ]
+        _, a, b = questions.best_span(*scores, window.spans)
+        assert context[a:b] == "lazy dog"
+    (tmp_path / "dev-v1.1.json").write_text('{"data": [{}]}')
+    with pytest.raises(MissingData, match=r"is not SQuAD v1\.1"):
+        questions.squad(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "answers", "exact", "f1"),
+    [("The Cat!", ["cat"], 1.0, 1.0), ("a black cat", ["cat"], 0.0, 2 / 3), ("", ["cat"], 0.0, 0.0),
+     ("dog", ["cat", "dog"], 1.0, 1.0), ("x y", ["y x"], 0.0, 1.0)],
+)  # fmt: skip
+def test_answers_are_scored_as_the_official_script_does(said, answers, exact, f1):
+    assert questions.exact_match(said, answers) == exact
+    assert questions.f1(said, answers) == pytest.approx(f1)
+
+
+def test_recordings(tmp_path):
+    for part in ("train", "test"):
+        folder = tmp_path / part / "an4"
+        (folder / "wav").mkdir(parents=True)
+        (folder / "txt").mkdir()
+        with wave.open(str(folder / "wav" / "one.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16_000)
+            file.writeframes(np.zeros(8000, np.int16).tobytes())
+        (folder / "txt" / "one.txt").write_text("yes no\n")
+    train, test = speech.an4(tmp_path)
+    sounds, frames, letters, lengths = train.batch(torch.tensor([0]), None)
+    assert sounds.shape == (1, 1, 161, 51) and frames.tolist() == [51] and lengths.tolist() == [6]
+    assert "".join(speech.ALPHABET[i] for i in letters[0].tolist()) == "YES NO"
+    (tmp_path / "test" / "an4" / "wav" / "one.wav").write_bytes(b"RIFF")
+    with pytest.raises(MissingData, match="is no recording"):
+        test.batch(torch.tensor([0]), None)
+    (tmp_path / "test" / "an4" / "txt" / "one.txt").unlink()
+    with pytest.raises(MissingData, match="without its transcript; expected train"):
+        speech.an4(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "edits"),
+    [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3), ("same", "same", 0)],
+)
+def test_edits(said, right, edits):
+    assert speech.edits(said, right) == edits
+
+
+def test_greedy_letters():
+    scores = torch.zeros(6, 29)
+    for frame, letter in enumerate("AA_AB_"):
+        scores[frame, speech.ALPHABET.index(letter)] = 1
+    assert speech.greedy(scores) == "AAB"
+
+
+def test_shards_share_every_epoch_and_go_on_where_they_stopped():
+    size, batch, world = 50, 4, 3
+    picks = [
+        [p.chosen for p, _ in zip(Shards(size, batch, rank, world, 7, 0), range(9), strict=False)]
+        for rank in range(world)
+    ]
+    epoch = torch.cat([pick for rank in picks for pick in rank[:4]])
+    assert len(epoch.unique()) == len(epoch) == 48
+    later = next(iter(Shards(size, batch, 1, world, 7, 6)))
+    assert torch.equal(later.chosen, picks[1][6])
+    assert not torch.equal(picks[0][0], picks[0][4])
+    with pytest.raises(ValueError, match="fewer than one batch of 40 on each of 2 workers"):
+        Shards(50, 40, 0, 2, 0, 0)
+
+
+def test_test_data_is_dealt_out_once():
+    every = [p.chosen for rank in range(3) for p in in_order(50, 4, rank, 3)]
+    assert sorted(torch.cat(every).tolist()) == list(range(50))
+
+
+def test_loaders_in_other_processes_give_the_same():
+    train, _ = images.digits(8, 1, crop=2)
+    picks = [Pick(torch.arange(4), 3), Pick(torch.arange(4, 8), None)]
+    for mine, theirs in zip(batches(train, picks), batches(train, picks, 2), strict=True):
+        assert torch.equal(mine[0], theirs[0])
+
+
+def test_missing_data_says_what_is_expected(tmp_path):
+    with pytest.raises(MissingData, match="--size paper needs --data: the files, or fake"):
+        Source().folder("paper", "the files")
+    with pytest.raises(MissingData, match=r"there is no .*nowhere; --data expects the files"):
+        Source(data=tmp_path / "nowhere").folder("tiny", "the files")

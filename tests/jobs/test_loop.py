@@ -1,0 +1,190 @@
+"""The loop: resumes to the bit, saves whole or not at all, stops together, scores on all ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.processes import once
+from thinwire.jobs import config, logs, loop, runner, saved
+from thinwire.jobs.launch import Place, launched
+from thinwire.lab.workers import Refused
+
+RECIPES = (
+    "topk(density=0.05)",
+    "dgc(density=0.05)",
+    "acpsgd(rank=2)",
+    "oktopk(density=0.05)",
+    "ddp",
+)
+
+
+def made(recipe: str, **settings):
+    return config.made({"job": "mlp", "size": "tiny", "recipe": recipe,
+                        "settings": {"steps": 12, "save_every": 0, **settings}})  # fmt: skip
+
+
+def weights(net):
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+
+
+def straight_and_resumed(rank, world, recipe, folder):
+    """The weights of a run in one go, and of one that was stopped after step 7."""
+    place, found = Place(rank=rank, world=world), []
+    out = Path(folder)
+    whole = made(recipe)
+    loop.train(place, whole, after=lambda net: found.append(weights(net)))
+    count = [0]
+
+    def enough() -> bool:
+        count[0] += 1
+        return count[0] >= 6
+
+    half = loop.train(place, whole, out=out, asked_to_stop=enough)
+    done = loop.train(
+        place, whole, out=out, resume=True, after=lambda net: found.append(weights(net))
+    )
+    return found, half.steps, half.finished, done.steps, done.metrics, saved.steps(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_resumed_run_ends_with_the_same_weights(recipe, pool, tmp_path):
+    for found, half, finished, steps, metrics, kept in pool.run(
+        2, straight_and_resumed, recipe, str(tmp_path)
+    ):
+        assert not finished and half == 7 and steps == 12 and kept == [12]
+        assert torch.equal(found[0], found[1])
+        assert metrics["steps"] == 12
+
+
+def accumulated(rank, world):
+    """Two batches of 4 a step are one of 8."""
+    found = []
+    for batch, parts in ((8, 1), (4, 2)):
+        run = made("dense()", batch=batch, accumulate=parts, steps=1)
+        outcome = loop.train(
+            Place(rank=rank, world=world), run, after=lambda net: found.append(net)
+        )
+        assert outcome.steps == 1
+    return [weights(net) for net in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns(precision, monkeypatch):
+    # some machines name instructions for 16 bits that they do not have
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    for outcome in once(2, precise, precision):
+        assert outcome.loss < 0.9 * outcome.first_loss
+
+
+def precise(rank, world, precision):
+    run = made("topk(density=0.1)", precision=precision, clip=1.0, steps=40)
+    return loop.train(Place(rank=rank, world=world), run)
+
+
+@pytest.mark.slow
+def test_accumulation_takes_as_many_batches(pool):
+    for first, second in pool.run(2, accumulated):
+        assert first.shape == second.shape and bool(second.isfinite().all())
+
+
+def test_checkpoints_that_cannot_be_used_say_why(tmp_path):
+    with pytest.raises(Refused, match="has no checkpoint to resume from"):
+        saved.load(tmp_path, 0, 2)
+    folder = tmp_path / "checkpoints" / "step-00000003"
+    folder.mkdir(parents=True)
+    torch.save({}, folder / "rank-0.pt")
+    with pytest.raises(Refused, match="was saved by 1 workers, now there are 2"):
+        saved.load(tmp_path, 0, 2)
+    (folder / "shared.pt").write_bytes(b"torn")
+    with pytest.raises(Refused, match=r"shared\.pt cannot be read"):
+        saved.load(tmp_path, 0, 1)
+
+
+def test_a_checkpoint_cannot_run_anything(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "was here",))
+
+    folder = tmp_path / "checkpoints" / "step-00000003"
+    folder.mkdir(parents=True)
+    for name in ("shared.pt", "rank-0.pt"):
+        torch.save({"step": Evil()}, folder / name)
+    with pytest.raises(Refused, match="cannot be read"):
+        saved.load(tmp_path, 0, 1)
+    assert not (tmp_path / "was here").exists()
+
+
+def test_a_log_goes_on_where_the_checkpoint_is_and_forgets_a_torn_line(tmp_path):
+    log = logs.Log(tmp_path, 0)
+    for step in range(1, 6):
+        log.add({"step": step, "loss": 1.0 / step})
+    log.close()
+    with (tmp_path / logs.LOG).open("a") as file:
+        file.write('{"step": 6, "lo')
+    assert [r["step"] for r in logs.records(tmp_path / logs.LOG)] == [1, 2, 3, 4, 5]
+    log = logs.Log(tmp_path, 3)
+    log.add({"step": 4, "loss": 0.1})
+    log.close()
+    assert [r["step"] for r in logs.records(tmp_path / logs.LOG)] == [1, 2, 3, 4]
+
+
+def test_tensorboard_reads_the_curves(tmp_path):
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = logs.Log(tmp_path, 0)
+    for step in (1, 2):
+        log.add({"step": step, "loss": float(step)})
+    log.close()
+    events = reading.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    log = logs.Log(tmp_path, 0)
+    log._file.close()
+    log._file = full.open("wb", buffering=0)
+    with pytest.raises(Refused, match=r"cannot write .*log\.jsonl: No space left"):
+        log.add({"step": 1})
+
+
+def test_a_run_is_not_overwritten_by_accident(tmp_path):
+    run = made("dense()")
+    runner.prepared(run, tmp_path, resume=False)
+    (tmp_path / logs.LOG).write_text("{}\n")
+    with pytest.raises(Refused, match="holds a run already; give --resume"):
+        runner.prepared(run, tmp_path, resume=False)
+    runner.prepared(replace(run, size="small"), tmp_path, resume=True)
+    assert config.made(config.read(tmp_path / logs.CONFIG)).size == "small"
+
+
+def test_a_damaged_result_says_so(tmp_path):
+    (tmp_path / logs.RESULT).write_text(json.dumps({"recipe": "x"}))
+    with pytest.raises(Refused, match="is damaged"):
+        runner.result(tmp_path)
+    assert runner.result(tmp_path / "elsewhere") is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, None), ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (3, 4, 1)),
+     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2, 0)),
+     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script is no task
+     ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, (5, 8, 1))],
+)  # fmt: skip
+def test_launchers_are_recognised(variables, expected, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
+                 "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == expected

@@ -1,0 +1,72 @@
+"""Settings and schedules: checked when they are made, and what the papers say they are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from thinwire.jobs import config
+from thinwire.jobs.descent import factor
+from thinwire.jobs.job import Settings, settings_of
+
+BASE = Settings(batch=4, rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"batch": 0}, "batch must be at least 1, got 0"), ({"rate": 0.0}, "rate must be above 0"),
+     ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw, got 'lion'"),
+     ({"precision": "int4"}, "precision must be one of fp32"), ({"batch": "4"}, "batch is a int"),
+     ({"epochs": 0}, "give steps, or epochs above 0"), ({"speed": 1}, "unknown setting 'speed'"),
+     ({"warmup": -1}, "warmup must be at least 0"), ({"momentum": True}, "momentum is a float")],
+)  # fmt: skip
+def test_bad_settings_are_one_message(values, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of(values, BASE)
+
+
+def test_whole_numbers_do_for_others():
+    made = settings_of({"rate": 1, "milestones": [3, 4.5]}, BASE)
+    assert made.rate == 1.0 and made.milestones == (3.0, 4.5)
+
+
+def test_a_run_survives_its_toml(tmp_path):
+    run = config.made({"job": "vgg16", "size": "paper", "recipe": "topk(density=0.01)",
+                       "data": "fake", "settings": {"rate": 0.3}})  # fmt: skip
+    path = tmp_path / "config.toml"
+    path.write_text(config.written(run))
+    assert config.made(config.read(path)) == run
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"job": "vgg"}, "unknown job 'vgg'"), ({"job": "mlp", "size": "huge"}, "--size is one of"),
+     ({"job": "mlp", "recipe": "topk(density=7)"}, "density must be in"),
+     ({"job": "mlp", "colour": "red"}, "unknown colour")],
+)  # fmt: skip
+def test_bad_runs_are_one_message(values, message):
+    with pytest.raises(ValueError, match=message):
+        config.made(values)
+
+
+def test_bad_files_are_one_message(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot read .*: No such file"):
+        config.read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("a = = b")
+    with pytest.raises(ValueError, match="is no TOML"):
+        config.read(tmp_path / "bad.toml")
+
+
+def test_learning_rates():
+    cosine = Settings(batch=1, rate=1.0, epochs=10, warmup=2)
+    values = [factor(cosine, step, 100, 10) for step in range(100)]
+    assert values[0] == pytest.approx(1 / 20) and values[19] == values[20] == 1.0
+    assert values[60] == pytest.approx(0.5) and values[-1] < 0.001
+    assert all(a >= b for a, b in pairwise(values[20:]))
+    stairs = Settings(batch=1, rate=1.0, schedule="milestones", milestones=(3, 6))
+    assert [factor(stairs, s, 100, 10) for s in (29, 30, 60)] == pytest.approx([1.0, 0.1, 0.01])
+    line = Settings(batch=1, rate=1.0, schedule="linear")
+    assert factor(line, 75, 100, 10) == 0.25
+    flat = Settings(batch=1, rate=1.0, schedule="constant")
+    assert factor(flat, 99, 100, 10) == 1.0

@@ -1,0 +1,43 @@
+"""Every job at tiny size with three recipes, in one set of processes: the loss falls."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from thinwire.jobs import config, loop
+from thinwire.jobs.catalogue import JOBS
+from thinwire.jobs.launch import Place
+from thinwire.lab import workers
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+RECIPES = ("dense()", "adtopk(density=0.05)", "acpsgd(rank=2)")
+LONGEST = 8.0  # seconds of one training, data and all
+
+
+def train_all(rank, world, report):
+    found = {}
+    for job in JOBS:
+        for recipe in RECIPES:
+            begin = time.perf_counter()
+            run = config.made({"job": job, "size": "tiny", "recipe": recipe})
+            outcome = loop.train(Place(rank=rank, world=world), run)
+            found[job, recipe] = outcome, time.perf_counter() - begin
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_job_trains_and_its_loss_falls():
+    found = workers.run(2, train_all)[0]
+    assert set(found) == {(job, recipe) for job in JOBS for recipe in RECIPES}
+    failed = {
+        key: (outcome.first_loss, outcome.loss)
+        for key, (outcome, _) in found.items()
+        if not (outcome.finished and outcome.figures and outcome.loss < 0.97 * outcome.first_loss)
+    }
+    assert not failed
+    slow = {key: seconds for key, (_, seconds) in found.items() if seconds > 3 * LONGEST}
+    assert not slow  # a shared machine may need more than the 8 s that it takes alone

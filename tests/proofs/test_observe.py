@@ -1,0 +1,134 @@
+"""Probes on a quadratic: what they measure is what is there, and a broken recipe is caught."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from thinwire import Bucket, recipes
+from thinwire.comm import local
+from thinwire.memory import Residual
+from thinwire.proofs.observe import Observer, observed
+from thinwire.proofs.verdict import verdicts
+from thinwire.remember import Remember
+
+SHAPE = (20, 30)
+
+
+@dataclass(frozen=True)
+class Forgetful(Residual):
+    """Broken on purpose: what was not sent is dropped."""
+
+    def keep(self, residual, sent, bucket):
+        residual.zero_()
+
+
+def watched(recipe, steps=12, world=3):
+    """Descend |w - target|^2 / 2, every rank with a target of its own, and take notes."""
+
+    def work(comm):
+        observer = Observer(every=2)
+        looked_at = observed(recipe, observer)
+        draw = torch.Generator().manual_seed(comm.rank)
+        target, w, state = torch.randn(SHAPE, generator=draw), torch.zeros(SHAPE), {}
+        for step in range(steps):
+            noise = 0.1 * torch.randn(SHAPE, generator=draw)
+            bucket = Bucket.of({"w": w - target + noise}, state=state, step=step)
+            mean = looked_at.reduce(bucket, comm).mean
+            w = w - 0.2 * mean.view(SHAPE)
+        return observer.notes
+
+    return local.run(world, work)
+
+
+def judged(recipe, **options):
+    notes = watched(recipe, **options)[0]
+    return {v.what: v for v in verdicts(notes, 0.0, True)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["topk(density=0.05)", "adtopk(density=0.1)", "oktopk(density=0.05)", "gtopk(density=0.05)",
+     "dgc(density=0.05)", "topkdsa(density=0.05)"],
+)  # fmt: skip
+def test_sound_recipes_hold(call):
+    found = judged(recipes.parse(call))
+    for what in ("replicas differ by", "mass lost", "residual lost", "residual over gradient"):
+        assert found[what].held, (call, found[what])
+    if "gtopk" not in call and "oktopk" not in call:  # these two send less than they chose
+        assert found["contraction over bound"].held
+
+
+def test_all_dimensions_leave_no_row_out_and_flat_selection_does():
+    assert judged(recipes.adtopk(density=0.05))["rows missing"].value == 0.0
+    assert judged(recipes.topk(density=0.01))["rows missing"].value > 0.0
+
+
+def test_a_residual_that_is_dropped_is_caught():
+    sound = recipes.topk(density=0.05)
+    broken = _with_memory(sound, Forgetful())
+    assert judged(sound)["residual lost"].held
+    assert judged(broken)["residual lost"].held is False
+
+
+def test_a_mean_that_is_not_the_average_is_caught():
+    @dataclass(frozen=True)
+    class Wrong:
+        inner: object
+
+        def reduce(self, bucket, comm):
+            reduced = self.inner.reduce(bucket, comm)
+            return replace(reduced, mean=reduced.mean * 1.1)
+
+    found = judged(Wrong(recipes.topk(density=0.05, memory="none")))
+    assert found["mass lost"].held is False
+
+
+def test_notes_of_one_rank_can_be_worked_out_by_hand():
+    """One rank: C(mean x) is what was sent, so xi is 0; the rest follows from x."""
+    notes = watched(recipes.topk(density=0.1), steps=1, world=1)[0]
+    (note,) = notes
+    draw = torch.Generator().manual_seed(0)
+    x = -torch.randn(SHAPE, generator=draw)
+    x = (x + 0.1 * torch.randn(SHAPE, generator=draw)).view(-1)
+    kept = x.abs().topk(60).indices
+    left = x.clone()
+    left[kept] = 0
+    assert note.xi == pytest.approx(0.0, abs=1e-6)
+    assert note.contraction == pytest.approx(
+        float(left.square().sum() / x.square().sum()), rel=1e-4
+    )
+    assert note.density == pytest.approx(0.1)
+    assert note.residual == pytest.approx(float(left.norm() / x.norm()), rel=1e-4)
+    touched = torch.zeros(600)
+    touched[kept] = 1
+    assert note.missing == pytest.approx(float((touched.view(SHAPE).sum(1) == 0).float().mean()))
+    assert note.overlap == 1.0
+
+
+def test_ranks_agree_on_what_is_common_to_them():
+    every = watched(recipes.topk(density=0.05))
+    for notes in every[1:]:
+        for mine, theirs in zip(notes, every[0], strict=True):
+            assert (mine.xi, mine.delta, mine.missing, mine.contraction) == (
+                theirs.xi, theirs.delta, theirs.missing, theirs.contraction
+            )  # fmt: skip
+
+
+def test_other_schedules_than_densities_are_refused():
+    ramp = recipes.parse("dgc(density=0.05, sample=Ramp(start=0.5, end=0.1, steps=5))")
+    with pytest.raises(ValueError, match="cannot be observed"):
+        observed(ramp, Observer())
+
+
+def _with_memory(part, memory):
+    if isinstance(part, Remember):
+        return replace(part, memory=memory)
+    changed = {
+        name: _with_memory(value, memory)
+        for name, value in vars(part).items()
+        if hasattr(value, "reduce")
+    }
+    return replace(part, **changed)

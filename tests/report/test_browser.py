@@ -1,0 +1,72 @@
+"""Pages in a real browser, headless and without a network: they are drawn, and ask for nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from thinwire.jobs import config
+from thinwire.jobs.loop import Outcome
+from thinwire.report import compared, page
+
+pytest.importorskip("matplotlib")
+image = pytest.importorskip("PIL.Image")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+
+
+def entry(recipe: str, slope: float) -> compared.Entry:
+    run = config.made({"job": "mlp", "size": "tiny", "recipe": recipe})
+    steps = range(1, 61)
+    records = [{"step": s, "loss": 2 / (1 + slope * s), "bytes_sent": 1000 * s * slope,
+                "elapsed": 0.01 * s} for s in steps]  # fmt: skip
+    records += [{**r, "accuracy": 1 - r["loss"] / 3} for r in records[::10]]
+    seconds = {"select": 0.1, "exchange": 0.3, "scatter": 0.05, "exposed": 0.2}
+    metrics = {"steps": 60, "bytes_sent": 60_000, "bytes_dense": 600_000, "messages": 360,
+               "density": 0.05, "skipped_steps": 0, "seconds": seconds}  # fmt: skip
+    outcome = Outcome(recipe=recipe, figures={"accuracy": 0.9}, loss=0.1, first_loss=2.0, steps=60,
+                      seconds=0.6, step_seconds=0.01, metrics=metrics, finished=True)  # fmt: skip
+    return compared.Entry(run=run, outcome=outcome, records=records)
+
+
+@pytest.fixture
+def report(tmp_path):
+    path = tmp_path / "report.html"
+    page.write(compared.page([entry("dense()", 0.1), entry("topk(density=0.05)", 0.08)]), path)
+    return path
+
+
+def browse(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        "--host-resolver-rules=MAP * ~NOTFOUND", *flags,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_browser_shows_tables_and_drawings(report, tmp_path):
+    dom = browse("--dump-dom", report.as_uri()).stdout
+    assert dom.count("<svg") == 8 and dom.count("<table") == 1
+    assert "topk(density=0.05)" in dom and "90 %" in dom
+    shot = tmp_path / "page.png"
+    browse(f"--screenshot={shot}", "--window-size=1000,2600", report.as_uri())
+    with image.open(shot) as opened:
+        colours = opened.convert("RGB").getcolors(1 << 24)
+    seen = {colour for _, colour in colours}
+    assert (50, 103, 177) in seen and (217, 130, 43) in seen  # both recipes' curves
+
+
+@pytest.mark.slow
+@needs_browser
+def test_nothing_is_fetched_when_it_is_opened(report, tmp_path):
+    log = tmp_path / "net.json"
+    browse("--dump-dom", f"--log-net-log={log}", report.as_uri())
+    asked = log.read_text()
+    assert "http://thinwire" not in asked
+    text = report.read_text()
+    for tag in ("<script", "<link", "<img", "<iframe", "@import", "src=", "url("):
+        assert tag not in text.replace("url(#", "")

@@ -1,0 +1,248 @@
+"""`thinwire train` and `thinwire compare`: real trainings, one recipe or several."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from thinwire.cli.app import app, console, reported
+from thinwire.jobs import config, launch, logs, runner
+from thinwire.jobs.config import Run
+from thinwire.jobs.loop import Outcome
+from thinwire.report import compared, page
+
+Size = Annotated[str, typer.Option(help="tiny, small or paper.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, max=250, help="Local processes; else those of torchrun, srun or mpirun."),
+]
+Net = Annotated[str, typer.Option(help="Links of a rate, as 1gbit; none: loopback.")]
+DataPath = Annotated[str | None, typer.Option(help="Files, or fake; else what Python has.")]
+Weights = Annotated[Path | None, typer.Option(help="A local checkpoint to start from.")]
+Config = Annotated[Path | None, typer.Option(help="A TOML file; flags win over it.")]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting, as rate=0.1; repeatable.")
+]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
+Steps = Annotated[int | None, typer.Option(help="Steps, instead of epochs.")]
+Batch = Annotated[int | None, typer.Option(help="Examples a worker.")]
+Rate = Annotated[float | None, typer.Option(help="Highest learning rate.")]
+
+
+@app.command()
+def train(
+    job: Annotated[str, typer.Argument(help="Which; `thinwire list` names them.")],
+    recipe: Annotated[str | None, typer.Option(help="A recipe call.")] = None,
+    workers: Workers = None,
+    size: Annotated[str | None, typer.Option(help="tiny, small or paper.")] = None,
+    net: Net = "none",
+    data: DataPath = None,
+    checkpoint: Weights = None,
+    out: Annotated[Path | None, typer.Option(help="Where logs and checkpoints go.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    config_file: Annotated[Path | None, typer.Option("--config", help="TOML; flags win.")] = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch: Batch = None,
+    rate: Rate = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and shuffles.")] = None,
+    setting: Setting = None,
+) -> None:
+    """Train a job with a recipe, on local workers or under torchrun, srun or mpirun.
+
+    Ctrl-C and SIGTERM finish the step, save, and end.
+    """
+    with reported():
+        base = config.read(config_file) if config_file else {}
+        if resume is not None:
+            base = config.read(resume / logs.CONFIG) | base
+        given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
+        flags = {"job": job, "recipe": recipe, "size": size, "data": data,
+                 "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
+        run = config.made(_merged(base, flags, given, setting))
+        folder = resume or out
+        group = Group.of(workers, 2)
+        if group.first:
+            if folder is not None:
+                runner.prepared(run, folder, resume is not None)
+            console.print(config.written(run), markup=False, highlight=False)
+        (outcome,) = _run([(run, folder)], group, resume is not None, net)
+    if not group.first:
+        return
+    console.print(_table([run], [outcome]))
+    if not outcome.finished:
+        where = f"; go on with --resume {folder}" if folder is not None else ""
+        console.print(f"Stopped after step {outcome.steps}{where}.", highlight=False)
+
+
+@app.command()
+def compare(
+    job: Annotated[list[str], typer.Argument(help="One job or several.")],
+    recipe: Annotated[list[str], typer.Option(help="A recipe call, or ddp; repeatable.")],
+    workers: Workers = None,
+    size: Size = "tiny",
+    net: Net = "none",
+    data: DataPath = None,
+    checkpoint: Weights = None,
+    out: Annotated[Path | None, typer.Option(help="Where runs and report.html go.")] = None,
+    config_file: Config = None,
+    seeds: Annotated[str, typer.Option(help="As 0,1,2: every recipe with each.")] = "0",
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch: Batch = None,
+    rate: Rate = None,
+    setting: Setting = None,
+) -> None:
+    """Train with several recipes under the same seeds; a table, and with --out one HTML page.
+
+    Runs that --out holds already are not repeated; one that was interrupted goes on.
+    """
+    with reported():
+        base = config.read(config_file) if config_file else {}
+        given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate}
+        runs = []
+        for name in job:
+            for call in recipe:
+                flags = {"job": name, "recipe": call, "size": size, "data": data,
+                         "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
+                made = config.made(_merged(base, flags, given, setting))
+                runs += [_seeded(made, seed) for seed in _seeds(seeds)]
+        group = Group.of(workers, 4)
+        placed = [(r, None if out is None else out / _folder(r, group.world, net)) for r in runs]
+        for run, folder in placed:
+            if folder is not None and group.first:
+                runner.prepared(run, folder, resume=True)
+        outcomes = _run(placed, group, True, net)
+    if not group.first:
+        return
+    done = runs[: len(outcomes)]
+    console.print(_table(done, outcomes))
+    if out is not None:
+        with reported():
+            entries = [compared.Entry.read(f, run) for run, f in placed if f and runner.result(f)]
+            if entries:
+                page.write(compared.page(entries), out / "report.html")
+                console.print(f"{out / 'report.html'}", highlight=False)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who trains: workers that we start, or those that a launcher has started us among."""
+
+    rank: int
+    world: int
+    launched: bool
+
+    @staticmethod
+    def of(workers: int | None, default: int) -> Group:
+        found = launch.launched() if workers is None else None
+        if found is not None:
+            return Group(found[0], found[1], True)
+        return Group(0, workers or default, False)
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+def _merged(
+    base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
+) -> dict[str, Any]:
+    """File, then flags, then --set."""
+    settings = dict(base.get("settings", {})) | {k: v for k, v in given.items() if v is not None}
+    for text in setting or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes name=value, got {text!r}")
+        settings[name] = _value(value)
+    return base | {k: v for k, v in flags.items() if v is not None} | {"settings": settings}
+
+
+def _value(text: str) -> Any:
+    """A value as TOML writes it; what it cannot read is a string."""
+    import tomli
+
+    try:
+        return tomli.loads(f"x = {text}")["x"]
+    except tomli.TOMLDecodeError:
+        return text
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds are numbers with commas, as 0,1,2; got {text!r}") from None
+
+
+def _seeded(run: Run, seed: int) -> Run:
+    return replace(run, settings=replace(run.settings, seed=seed))
+
+
+def _folder(run: Run, workers: int, net: str) -> str:
+    """A name that tells runs apart, and that a file system takes."""
+    call = re.sub(r"[^A-Za-z0-9.=-]+", "_", run.recipe).strip("_")
+    return f"{run.job}-{run.size}-{workers}x{net}-{call}-seed{run.settings.seed}"
+
+
+def _run(
+    runs: list[tuple[Run, Path | None]], group: Group, resume: bool, net: str
+) -> list[Outcome]:
+    """All runs, with a bar each."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+               TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}"))  # fmt: skip
+    with Progress(*columns, console=console, disable=not group.first) as progress:
+        tasks: dict[int, TaskID] = {}
+
+        def on_report(message: tuple[int, dict[str, Any]]) -> None:
+            number, record = message
+            run = runs[number][0]
+            if number not in tasks:
+                tasks[number] = progress.add_task(run.recipe[:28], total=None, note="")
+            progress.update(tasks[number], completed=record["step"], total=record["total"],
+                            note=_note(record, run, group.world))  # fmt: skip
+
+        if group.launched:
+            return runner.launched(runs, resume, on_report)
+        return runner.local(group.world, runs, resume, net, on_report)
+
+
+def _note(record: dict[str, Any], run: Run, workers: int) -> str:
+    """Loss, examples a second, megabytes and density; or the score."""
+    if "seconds" not in record:
+        shown = [f"{k} {v:.4g}" for k, v in record.items() if k not in _COUNTS]
+        return ", ".join(shown[:2])
+    examples = run.settings.batch * run.settings.accumulate * workers
+    loss = f"loss {record['loss']:.3f}, " if "loss" in record else ""
+    return (
+        f"{loss}{examples / max(record['seconds'], 1e-9):.0f}/s, "
+        f"{record['bytes_sent'] / 1e6:.1f} MB, {100 * record['density']:.2g} %"
+    )
+
+
+_COUNTS = {"step", "total", "elapsed", "bytes_sent", "density", "seconds"}
+
+
+def _table(runs: list[Run], outcomes: list[Outcome]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    head, *rows = compared.table(
+        [(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
+    )
+    for number, name in enumerate(head):
+        table.add_column(name, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,15 @@
+"""The table of jobs."""
+
+from __future__ import annotations
+
+from thinwire.jobs import hearing, language, pictures, understanding
+from thinwire.jobs.job import Job
+
+JOBS: dict[str, Job] = pictures.JOBS | language.JOBS | hearing.JOBS | understanding.JOBS
+
+
+def find(name: str) -> Job:
+    """A job by its name."""
+    if name not in JOBS:
+        raise ValueError(f"unknown job {name!r}; known are {', '.join(JOBS)}")
+    return JOBS[name]

@@ -1,0 +1,75 @@
+"""One training, whole: what `config.toml` holds, what is printed at the start."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire import recipes
+from thinwire.jobs.catalogue import find
+from thinwire.jobs.job import SIZES, Settings, Source, settings_of
+from thinwire.lab.baselines import HALF, PLAIN, POWER
+from thinwire.protocols import Reducer
+
+BASELINES = {"ddp": PLAIN, "fp16-hook": HALF, "powersgd-hook": POWER}  # PyTorch's own, for compare
+_TABLES = {"job", "size", "recipe", "data", "checkpoint", "settings"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A job at a size, with a recipe, on some data."""
+
+    job: str
+    size: str
+    recipe: str
+    settings: Settings
+    data: str | None = None
+    checkpoint: str | None = None
+
+    def source(self) -> Source:
+        checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
+        return Source(data=self.data, checkpoint=checkpoint)
+
+    def reducer(self) -> Reducer | None:
+        """None for what PyTorch does by itself."""
+        return None if self.recipe in BASELINES else recipes.parse(self.recipe)
+
+
+def made(values: dict[str, Any]) -> Run:
+    """A run from a table as `config.toml` has it, over the job's own settings; checked."""
+    strange = set(values) - _TABLES
+    if strange:
+        raise ValueError(
+            f"unknown {', '.join(sorted(strange))}; known are {', '.join(sorted(_TABLES))}"
+        )
+    job, size = find(str(values.get("job"))), str(values.get("size", "tiny"))
+    if size not in SIZES:
+        raise ValueError(f"--size is one of {', '.join(SIZES)}, got {size!r}")
+    settings = settings_of(values.get("settings", {}), job.sizes[size])
+    run = Run(
+        job=str(values["job"]), size=size, recipe=str(values.get("recipe", "dense()")),
+        settings=settings, data=values.get("data"), checkpoint=values.get("checkpoint"),
+    )  # fmt: skip
+    run.reducer()
+    return run
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table of a TOML file."""
+    import tomli
+
+    try:
+        with path.open("rb") as file:
+            return tomli.load(file)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no TOML: {error}") from None
+
+
+def written(run: Run) -> str:
+    """The run as TOML, everything in it."""
+    import tomli_w
+
+    return tomli_w.dumps({name: value for name, value in asdict(run).items() if value is not None})

@@ -1,0 +1,202 @@
+"""Text: WikiText and PTB files, plain-text folders, and the source of Python's own library.
+
+    Windows     stretches of tokens, for models that predict the next one
+    Sentences   masked pairs of sentences, for BERT
+
+Words are numbered by how often they come; sub-word vocabularies are learnt by `tokenizers`, or read
+from a checkpoint that has one.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.jobs.data.source import Batch, MissingData
+
+STANDARD = ("argparse.py", "ast.py", "datetime.py", "decimal.py", "inspect.py", "tarfile.py",
+            "textwrap.py", "threading.py", "typing.py", "zipfile.py")  # fmt: skip
+LAYOUT = "train.txt, valid.txt and test.txt, or wiki.train.tokens and so on, or ptb.train.txt"
+_NAMES = ("{}.txt", "wiki.{}.tokens", "wiki.{}.raw", "ptb.{}.txt")
+UNKNOWN, MASK, PAD, FIRST, END = "<unk>", "[MASK]", "[PAD]", "[CLS]", "[SEP]"
+
+
+def library(limit: int) -> tuple[str, str]:
+    """Source of the standard library, for training and for the test: the last tenth."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = [folder / name for name in STANDARD if (folder / name).is_file()]
+    if not files:
+        raise MissingData(f"{folder} has no Python sources; give --data a folder with {LAYOUT}")
+    each = limit // len(files)
+    texts = [path.read_text(encoding="utf-8")[:each] for path in files]
+    cut = int(0.9 * each)
+    return "\n".join(t[:cut] for t in texts), "\n".join(t[cut:] for t in texts)
+
+
+def corpus(folder: Path) -> tuple[str, str]:
+    """Training and test text of a folder; where it has no training text, its validation text."""
+    found = {part: _part(folder, part) for part in ("train", "valid", "test")}
+    train = found["train"] or found["valid"]
+    test = found["test"] if found["test"] not in (None, train) else found["valid"]
+    if train is None or test is None or train == test:
+        raise MissingData(f"{folder} has not two parts of a text; expected {LAYOUT}")
+    return _read(train), _read(test)
+
+
+def _part(folder: Path, part: str) -> Path | None:
+    for name in _NAMES:
+        if (folder / name.format(part)).is_file():
+            return folder / name.format(part)
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise MissingData(f"{path} is no UTF-8 text ({error}); get it anew") from None
+    if not text.strip():
+        raise MissingData(f"{path} is empty; get it anew")
+    return text
+
+
+def words(train: str, test: str, most: int) -> tuple[Tensor, Tensor, int]:
+    """Both texts as numbers of words, and how many there are; rare ones are the unknown word."""
+    parts = [_split(train), _split(test)]
+    common = collections.Counter(parts[0])
+    common.pop(UNKNOWN, None)
+    order = sorted(common, key=lambda word: (-common[word], word))[: most - 1]
+    number = {UNKNOWN: 0} | {word: i + 1 for i, word in enumerate(order)}
+    first, second = (torch.tensor([number.get(w, 0) for w in part]) for part in parts)
+    return first, second, len(number)
+
+
+def _split(text: str) -> list[str]:
+    """Words and signs; the end of a line is a word too."""
+    return re.findall(r"<unk>|\w+|[^\w\s]|\n", text)
+
+
+def pieces(train: str, most: int, checkpoint: Path | None = None) -> Any:
+    """A byte-level BPE: the checkpoint's, or one learnt from this text."""
+    import tokenizers
+
+    if checkpoint is not None:
+        return _checkpoint_tokenizer(checkpoint)
+    learnt = tokenizers.ByteLevelBPETokenizer()
+    learnt.train_from_iterator(train.splitlines(), vocab_size=most, show_progress=False)
+    return learnt
+
+
+def word_pieces(train: str, most: int, checkpoint: Path | None = None) -> Any:
+    """BERT's vocabulary: the checkpoint's, or one learnt from this text."""
+    import tokenizers
+
+    if checkpoint is not None:
+        return _checkpoint_tokenizer(checkpoint)
+    learnt = tokenizers.BertWordPieceTokenizer(lowercase=True)
+    letters = sorted(set(learnt.normalizer.normalize_str(train)) - {" "})
+    # pieces that are known beforehand are numbered as they stand here, others as chance has it,
+    # and chance would also break ties: all ranks, and a resumed run, must find the same pieces
+    first = [PAD, "[UNK]", FIRST, END, MASK, *(f"##{letter}" for letter in letters)]
+    learnt.train_from_iterator(
+        train.splitlines(), vocab_size=most, show_progress=False, special_tokens=first,
+        limit_alphabet=len(letters),
+    )  # fmt: skip
+    rest = sorted(set(learnt.get_vocab()) - set(first))
+    vocabulary = {piece: number for number, piece in enumerate([*first, *rest])}
+    return tokenizers.BertWordPieceTokenizer(vocab=vocabulary, lowercase=True)
+
+
+def _checkpoint_tokenizer(folder: Path) -> Any:
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise MissingData(f"{folder} has no tokenizer.json; expected one beside the checkpoint")
+    return tokenizers.Tokenizer.from_file(str(path))
+
+
+def tokens(tokenizer: Any, text: str) -> Tensor:
+    return torch.tensor(tokenizer.encode(text).ids)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Stretches of `length` tokens and, as the answer, each one's successor."""
+
+    stream: Tensor
+    length: int
+
+    def __len__(self) -> int:
+        return (len(self.stream) - 1) // self.length
+
+    def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch:
+        at = chosen[:, None] * self.length + torch.arange(self.length)
+        return self.stream[at], self.stream[at + 1]
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Pairs of sentences: half of them follow each other; one token in seven is to be guessed.
+
+    Of the tokens to be guessed eight in ten are masked, one is another token, one is itself.
+    Devlin et al. 2019 (arXiv 1810.04805).
+    """
+
+    lines: tuple[Tensor, ...]  # tokens of one sentence each
+    length: int
+    vocabulary: int
+    marks: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.lines) - 1
+
+    def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch:
+        draw = draw or torch.Generator().manual_seed(int(chosen[0]))  # the same test for everyone
+        follows = torch.rand(len(chosen), generator=draw) < 0.5
+        others = torch.randint(len(self.lines), (len(chosen),), generator=draw)
+        second = torch.where(follows, chosen + 1, others)
+        follows = second == chosen + 1
+        ids = torch.full((len(chosen), self.length), self.marks[PAD])
+        kinds = torch.zeros_like(ids)
+        for row, (a, b) in enumerate(zip(chosen.tolist(), second.tolist(), strict=True)):
+            self._fill(ids[row], kinds[row], self.lines[a], self.lines[b])
+        masked, labels = self._masked(ids, draw)
+        there = (ids != self.marks[PAD]).long()
+        return masked, kinds, there, labels, (~follows).long()
+
+    def _fill(self, ids: Tensor, kinds: Tensor, first: Tensor, second: Tensor) -> None:
+        room = self.length - 3
+        first = first[: room // 2]
+        second = second[: room - len(first)]
+        edge = torch.tensor([self.marks[END]])
+        whole = torch.cat([torch.tensor([self.marks[FIRST]]), first, edge, second, edge])
+        ids[: len(whole)] = whole
+        kinds[len(first) + 2 : len(whole)] = 1
+
+    def _masked(self, ids: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        special = torch.isin(ids, torch.tensor([self.marks[m] for m in (PAD, FIRST, END)]))
+        guess = (torch.rand(ids.shape, generator=draw) < 0.15) & ~special
+        how = torch.rand(ids.shape, generator=draw)
+        other = torch.randint(self.vocabulary, ids.shape, generator=draw)
+        masked = torch.where(guess & (how < 0.8), self.marks[MASK], ids)
+        masked = torch.where(guess & (how >= 0.9), other, masked)
+        return masked, torch.where(guess, ids, -100)
+
+
+def sentences(tokenizer: Any, text: str, length: int) -> Sentences:
+    """Lines of a plain text that have a few words, one sentence each."""
+    lines = [line for line in text.splitlines() if len(line.split()) >= 3]
+    encoded = tokenizer.encode_batch(lines, add_special_tokens=False)
+    marks = {mark: tokenizer.token_to_id(mark) for mark in (MASK, PAD, FIRST, END)}
+    if len(lines) < 2 or None in marks.values():
+        raise MissingData("the text has no two sentences, or the vocabulary no [MASK] and [SEP]")
+    ids = tuple(torch.tensor(e.ids) for e in encoded)
+    return Sentences(ids, length, tokenizer.get_vocab_size(), marks)

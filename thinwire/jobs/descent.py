@@ -1,0 +1,52 @@
+"""Optimizers and learning rates, as the papers have them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from thinwire.combinators import memories
+from thinwire.jobs.job import Settings
+from thinwire.protocols import Reducer
+
+
+def optimizer_of(
+    net: nn.Module, settings: Settings, world: int, recipe: Reducer | None
+) -> Optimizer:
+    """What the settings ask for; without momentum where the recipe applies it. No decay on vectors.
+
+    Every group remembers its highest rate as `base`.
+    """
+    own = recipe is not None and any(
+        getattr(memory, "corrects_momentum", False) for memory in memories(recipe)
+    )
+    momentum = 0.0 if own else settings.momentum
+    rate = settings.rate * (world if settings.rate_by_workers else 1)
+    decay = [p for p in net.parameters() if p.dim() > 1]
+    plain = [p for p in net.parameters() if p.dim() <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": decay, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    groups = [group | {"base": rate} for group in groups if group["params"]]
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=momentum)
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(groups, lr=rate, betas=(momentum, 0.999))
+
+
+def factor(settings: Settings, step: int, total: int, each: int) -> float:
+    """What the highest learning rate is multiplied by; `each` is steps an epoch."""
+    rising = min(settings.of_epochs(settings.warmup, each), total // 2)
+    if step < rising:
+        return (step + 1) / rising
+    if settings.schedule == "constant":
+        return 1.0
+    if settings.schedule == "milestones":
+        return settings.gamma ** sum(step >= m * each for m in settings.milestones)
+    done = (step - rising) / max(1, total - rising)
+    return 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))

@@ -1,0 +1,93 @@
+"""Large networks from `transformers` configurations: random weights, or a local checkpoint.
+
+Published sizes: BERT-base 110,106,428 parameters (pretraining, tied), -large 336,226,108; GPT-2
+124,439,808, large 774,030,080; ViT-L/16 304,326,632; ResNet-50 25,557,032, -152 60,192,808.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from thinwire.jobs.data.source import MissingData
+
+
+def resnet(
+    depths: tuple[int, ...], widths: tuple[int, ...], classes: int, stem: int = 64
+) -> nn.Module:
+    """Bottleneck ResNets. He et al. 2016 (arXiv 1512.03385)."""
+    transformers = _library()
+
+    config = transformers.ResNetConfig(
+        depths=list(depths), hidden_sizes=list(widths), embedding_size=stem, num_labels=classes,
+        layer_type="bottleneck",
+    )  # fmt: skip
+    net: nn.Module = transformers.ResNetForImageClassification(config)
+    return net
+
+
+def vit(width: int, layers: int, heads: int, side: int, patch: int, classes: int) -> nn.Module:
+    """Vision transformer. Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
+    transformers = _library()
+
+    config = transformers.ViTConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * width, image_size=side, patch_size=patch, num_labels=classes,
+    )  # fmt: skip
+    net: nn.Module = transformers.ViTForImageClassification(config)
+    return net
+
+
+def gpt2(
+    width: int, layers: int, heads: int, words: int, length: int, checkpoint: Path | None = None
+) -> nn.Module:
+    """Causal language model. Radford et al. 2019."""
+    transformers = _library()
+
+    if checkpoint is not None:
+        return _loaded(transformers.GPT2LMHeadModel, checkpoint)
+    config = transformers.GPT2Config(
+        n_embd=width, n_layer=layers, n_head=heads, vocab_size=words, n_positions=length,
+        bos_token_id=words - 1, eos_token_id=words - 1,
+    )  # fmt: skip
+    net: nn.Module = transformers.GPT2LMHeadModel(config)
+    return net
+
+
+def bert(
+    width: int, layers: int, heads: int, words: int, *, task: str, checkpoint: Path | None = None
+) -> nn.Module:
+    """For pretraining (masked words and next sentence) or for questions. arXiv 1810.04805."""
+    transformers = _library()
+
+    kind = {
+        "pretraining": transformers.BertForPreTraining,
+        "questions": transformers.BertForQuestionAnswering,
+    }[task]
+    if checkpoint is not None:
+        return _loaded(kind, checkpoint)
+    config = transformers.BertConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * width, vocab_size=words, max_position_embeddings=512,
+    )  # fmt: skip
+    net: nn.Module = kind(config)
+    return net
+
+
+def _library() -> Any:
+    """Loaded when first needed: it takes a while."""
+    import transformers
+
+    return transformers
+
+
+def _loaded(kind: Any, folder: Path) -> nn.Module:
+    if not (folder / "model.safetensors").is_file():
+        raise MissingData(
+            f"{folder} has no model.safetensors; expected a checkpoint folder with config.json, "
+            "model.safetensors and tokenizer.json"
+        )
+    net: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    return net

@@ -1,0 +1,148 @@
+"""What a job is: a model, its data, what is minimised and reported; and how it is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from thinwire.jobs.data.source import Batch, Data, MissingData
+
+SIZES = ("tiny", "small", "paper")
+FAKE = "fake"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to train. `batch` is a worker's; the length is `steps`, or if 0 so many `epochs`."""
+
+    batch: int
+    rate: float
+    epochs: float = 1.0
+    steps: int = 0
+    seed: int = 0
+    optimizer: str = "sgd"  # sgd, adam or adamw
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    rate_by_workers: bool = False  # the learning rate is `rate` times their number
+    warmup: float = 0.0  # epochs in which the learning rate rises from nothing
+    schedule: str = "cosine"  # constant, cosine, linear or milestones
+    milestones: tuple[float, ...] = ()  # epochs at which the rate is multiplied by `gamma`
+    gamma: float = 0.1
+    clip: float = 0.0  # largest norm of the averaged gradient; 0 is none
+    accumulate: int = 1  # batches a step
+    precision: str = "fp32"  # or bf16, fp16: autocast
+    loaders: int = 0  # processes that read ahead
+    bucket_mb: float = 25.0
+    score_every: float = 1.0  # epochs; 0 is at the end only
+    save_every: float = 1.0  # epochs; 0 is at the end only
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # whole numbers do for others
+            value = getattr(self, f.name)
+            if f.type == "float" and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, f.name, float(value))
+        _least(self, 1, "batch", "accumulate")
+        _least(self, 0, "steps", "seed", "loaders", "momentum", "weight_decay", "warmup", "clip",
+               "score_every", "save_every")  # fmt: skip
+        _one_of(self, "optimizer", ("sgd", "adam", "adamw"))
+        _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones"))
+        _one_of(self, "precision", ("fp32", "bf16", "fp16"))
+        for name in ("rate", "bucket_mb"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)!r}")
+        if not self.steps and not self.epochs > 0:
+            raise ValueError(f"give steps, or epochs above 0; got epochs={self.epochs!r}")
+
+    def of_epochs(self, epochs: float, each: int) -> int:
+        """So many epochs in steps, at least one if any; `each` is steps an epoch."""
+        return max(1, math.ceil(epochs * each)) if epochs else 0
+
+    def total(self, each: int) -> int:
+        return self.steps or self.of_epochs(self.epochs, each)
+
+
+def settings_of(values: Mapping[str, Any], base: Settings) -> Settings:
+    """The base with these values instead; unknown names and wrong types are errors."""
+    known = {f.name: getattr(base, f.name) for f in fields(Settings)}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"unknown setting {name!r}; known are {', '.join(known)}")
+        like = known[name]
+        if isinstance(like, tuple) and isinstance(value, list | tuple):
+            value = tuple(float(v) for v in value)
+        elif isinstance(like, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not type(like):
+            raise ValueError(f"{name} is a {type(like).__name__}, got {value!r}")
+        known[name] = value
+    return Settings(**known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where data comes from: a path, FAKE, or None for what comes with Python; and weights."""
+
+    data: Path | str | None = None
+    checkpoint: Path | None = None
+
+    @property
+    def fake(self) -> bool:
+        return self.data == FAKE
+
+    def folder(self, size: str, expected: str) -> Path | None:
+        """The path given, which must be there; None where embedded data will do."""
+        if self.data is None:
+            if size == "paper":
+                raise MissingData(f"--size paper needs --data: {expected}, or fake for throughput")
+            return None
+        path = Path(self.data)
+        if not path.exists():
+            raise MissingData(f"there is no {path}; --data expects {expected}, or fake")
+        return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One job at one size. `rows` of all ranks' test batches together make the `figures`."""
+
+    net: Callable[[], nn.Module]
+    train: Data
+    test: Data
+    loss: Callable[[nn.Module, Batch], Tensor]
+    rows: Callable[[nn.Module, Iterable[Batch]], Tensor]  # (r, columns) float64
+    figures: Callable[[Tensor], dict[str, float]]  # the first is the headline
+    lower: bool = False  # whether a lower headline is better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A row of the table of jobs."""
+
+    about: str
+    data: str  # what --data expects
+    make: Callable[[str, Source], Task]
+    sizes: Mapping[str, Settings]
+
+
+def quick(batch: int, rate: float, steps: int, **more: Any) -> Settings:
+    """A few steps, nothing saved or scored on the way."""
+    return Settings(batch=batch, rate=rate, steps=steps, score_every=0, save_every=0, **more)
+
+
+def _least(settings: Settings, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value!r}")
+
+
+def _one_of(settings: Settings, name: str, allowed: tuple[str, ...]) -> None:
+    if getattr(settings, name) not in allowed:
+        raise ValueError(
+            f"{name} must be one of {', '.join(allowed)}, got {getattr(settings, name)!r}"
+        )

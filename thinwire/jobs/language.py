@@ -1,0 +1,117 @@
+"""Jobs that guess what comes next in a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thinwire.jobs import hub, recurrent
+from thinwire.jobs.data import text
+from thinwire.jobs.data.fake import fake
+from thinwire.jobs.data.source import Batch, Data
+from thinwire.jobs.job import Job, Settings, Source, Task, quick
+
+LIBRARY = {"tiny": 120_000, "small": 400_000}  # characters of Python's own source
+TEXT = f"a folder with {text.LAYOUT}"
+
+
+def lstm_lm(size: str, source: Source) -> Task:
+    words, width, layers, length, drop = {
+        "tiny": (500, 64, 1, 20, 0.0), "small": (10_000, 256, 1, 35, 0.2),
+        "paper": (10_000, 1500, 2, 35, 0.65),
+    }[size]  # fmt: skip
+    if source.fake:
+        data: Any = fake((((length,), words), ((length,), words)))
+    else:
+        first, second, words = text.words(*texts(size, source), words)
+        data = text.Windows(first, length), text.Windows(second, length)
+    return _predicting(lambda: recurrent.WordLstm(words, width, layers, drop), data)
+
+
+def gpt2(size: str, source: Source) -> Task:
+    words, width, layers, heads, length = {
+        "tiny": (600, 64, 2, 2, 32), "small": (4000, 256, 4, 4, 64),
+        "paper": (50_257, 768, 12, 12, 1024),
+    }[size]  # fmt: skip
+    return _gpt2(words, width, layers, heads, length, size, source)
+
+
+def gpt2_large(size: str, source: Source) -> Task:
+    if size != "paper":
+        return gpt2(size, source)
+    return _gpt2(50_257, 1280, 36, 20, 1024, size, source)
+
+
+def _gpt2(
+    words: int, width: int, layers: int, heads: int, length: int, size: str, source: Source
+) -> Task:
+    if source.fake:
+        data: Any = fake((((length,), words), ((length,), words)), rows=8)
+    else:
+        train, test = texts(size, source)
+        learnt = text.pieces(train, words, source.checkpoint)
+        data = tuple(text.Windows(text.tokens(learnt, part), length) for part in (train, test))
+        words = learnt.get_vocab_size()
+    return _predicting(
+        lambda: hub.gpt2(width, layers, heads, words, length, source.checkpoint), data
+    )
+
+
+def texts(size: str, source: Source) -> tuple[str, str]:
+    folder = source.folder(size, f"a folder with {text.LAYOUT}")
+    return text.library(LIBRARY[size]) if folder is None else text.corpus(folder)
+
+
+def _predicting(net: Callable[[], nn.Module], data: tuple[Data, Data]) -> Task:
+    """The next word; reported is the perplexity."""
+
+    def total(model: nn.Module, batch: Batch, reduction: str) -> Tensor:
+        out = model(batch[0])
+        scores = out if isinstance(out, Tensor) else out.logits
+        return F.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction=reduction)
+
+    def rows(model: nn.Module, batches: Iterable[Batch]) -> Tensor:
+        sums = [
+            torch.tensor([float(total(model, batch, "sum")), batch[1].numel()]).double()
+            for batch in batches
+        ]
+        return torch.stack(sums) if sums else torch.empty(0, 2, dtype=torch.float64)
+
+    return Task(
+        net=net, train=data[0], test=data[1], loss=lambda m, batch: total(m, batch, "mean"),
+        rows=rows, figures=_perplexity, lower=True,
+    )  # fmt: skip
+
+
+def _perplexity(rows: Tensor) -> dict[str, float]:
+    loss, words = rows.sum(dim=0).tolist()
+    mean = loss / max(words, 1)
+    return {"perplexity": math.exp(min(mean, 700.0)), "test_loss": mean}
+
+
+_WORDS = Settings(batch=20, rate=1.0, epochs=50, momentum=0.0, clip=0.25, schedule="milestones",
+                  milestones=(6, 12, 18, 24, 30, 36, 42), gamma=0.5)  # fmt: skip
+_CAUSAL = Settings(batch=2, rate=5e-5, epochs=30, optimizer="adamw", schedule="linear")
+SMALL = Settings(batch=8, rate=1e-3, epochs=4, warmup=0.4, optimizer="adamw", clip=1.0)
+TINY = quick(8, 3e-3, 50, optimizer="adamw")
+
+JOBS = {
+    "lstm-lm": Job(
+        about="LSTM language model, PTB or WikiText-2 (gTop-k)", data=TEXT, make=lstm_lm,
+        sizes={"tiny": quick(8, 1.0, 40, clip=0.5),
+               "small": Settings(batch=8, rate=1.0, epochs=4, clip=0.5), "paper": _WORDS},
+    ),
+    "gpt2": Job(
+        about="GPT-2, WikiText-103 (ADTopk)", data=TEXT, make=gpt2,
+        sizes={"tiny": TINY, "small": SMALL, "paper": _CAUSAL},
+    ),
+    "gpt2-large": Job(
+        about="the same, GPT-2 large", data=TEXT, make=gpt2_large,
+        sizes={"tiny": TINY, "small": SMALL, "paper": _CAUSAL},
+    ),
+}  # fmt: skip

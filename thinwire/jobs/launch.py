@@ -1,0 +1,72 @@
+"""Where a worker runs: started by us, or by torchrun, srun or mpirun; on a CPU or on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+# who started us: rank, world, rank on this machine, and something that names the job
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+               "PMIX_NAMESPACE"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_JOBID"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_ID"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One worker among others."""
+
+    rank: int
+    world: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+def launched() -> tuple[int, int, int] | None:
+    """Rank, world and local rank that a launcher gave us; None if nobody did."""
+    for rank, world, local, _ in LAUNCHERS.values():
+        if rank in os.environ and world in os.environ:
+            return int(os.environ[rank]), int(os.environ[world]), int(os.environ.get(local, "0"))
+    return None
+
+
+def join() -> Place:
+    """Take part in the group that a launcher has started us in."""
+    found = launched()
+    if found is None:
+        raise ValueError("no launcher has started this process; give --workers")
+    rank, world, local = found
+    os.environ.setdefault("MASTER_ADDR", _first_host())
+    os.environ.setdefault("MASTER_PORT", str(_port()))
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", rank=rank, world_size=world)
+    return Place(rank=rank, world=world, device=device)
+
+
+def _first_host() -> str:
+    """Slurm's first machine; anyone else's workers must be on this one, or MASTER_ADDR is given."""
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    if nodes is None:
+        return "127.0.0.1"
+    found = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False
+    )
+    if found.returncode or not found.stdout.split():
+        raise ValueError(f"cannot tell the first of the machines {nodes}; set MASTER_ADDR")
+    return found.stdout.split()[0]
+
+
+def _port() -> int:
+    """The same for all workers of a job, another for the next one."""
+    names = [os.environ.get(job, "") for _, _, _, job in LAUNCHERS.values()]
+    names.append(os.environ.get("SLURM_JOB_ID", ""))
+    return 20_000 + int(sum(ord(c) * 31**i for i, c in enumerate("".join(names))) % 20_000)

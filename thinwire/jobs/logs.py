@@ -1,0 +1,87 @@
+"""What a run leaves behind: config.toml, log.jsonl, tensorboard/, checkpoints/, result.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from thinwire.lab.workers import Refused
+
+CONFIG, LOG, RESULT = "config.toml", "log.jsonl", "result.json"
+
+
+def prepared(out: Path) -> None:
+    """The folder, if things can be written in it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".probe"
+        probe.write_bytes(b"thinwire")
+        probe.unlink()
+    except OSError as error:
+        raise Refused(f"cannot write in {out}: {error.strerror}; give another --out") from None
+
+
+def written(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise Refused(f"cannot write {path}: {error.strerror}") from None
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a log; a run that was killed may have left a torn one at the end."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+class Log:
+    """Rank 0's: a line and a few curves for everything it is told."""
+
+    def __init__(self, out: Path, after: int) -> None:
+        """Keeps what was written up to step `after`, where a resumed run goes on."""
+        self._path = out / LOG
+        kept = [r for r in records(self._path) if r.get("step", 0) <= after] if after else []
+        written(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+        self._file = self._path.open("ab", buffering=0)
+        self._board = _board(out / "tensorboard", after)
+
+    def add(self, record: dict[str, Any]) -> None:
+        line = (json.dumps(record) + "\n").encode()
+        size = self._file.tell()
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(size)  # no torn line
+            raise Refused(f"cannot write {self._path}: {error.strerror}") from None
+        if self._board is not None:
+            for name, value in record.items():
+                if name != "step" and isinstance(value, int | float):
+                    self._board.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _board(folder: Path, after: int) -> Any:
+    """A TensorBoard writer, where TensorBoard is installed."""
+    try:
+        from torch.utils.tensorboard.writer import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=after + 1 if after else None)

@@ -1,0 +1,188 @@
+"""Jobs that tell what is in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thinwire.jobs import hub, vision
+from thinwire.jobs.data import images
+from thinwire.jobs.data.fake import fake
+from thinwire.jobs.data.source import Batch, Data
+from thinwire.jobs.job import Job, Settings, Source, Task, quick
+
+CIFAR_LAYOUT = "a folder with cifar-10-python.tar.gz or cifar-100-python.tar.gz, or an .npz sample"
+IMAGENET_LAYOUT = f"ImageNet's train/<class>/ and val/<class>/, or {CIFAR_LAYOUT}"
+RESNETS = {
+    "resnet50": ((3, 4, 6, 3), (256, 512, 1024, 2048)),
+    "resnet152": ((3, 8, 36, 3), (256, 512, 1024, 2048)),
+}
+
+
+def mlp(size: str, source: Source) -> Task:
+    folder = source.folder(size, "MNIST's four .gz files") if not source.fake else None
+    width, hidden = {"tiny": (256, 2), "small": (1024, 2), "paper": (1024, 8)}[size]
+    if source.fake:
+        data, inputs = fake((((1, 28, 28), 0), ((), 10))), 784
+    elif folder is not None:
+        data, inputs = images.mnist(folder), 784
+    else:
+        data, inputs = images.digits(8, 1), 64
+    return classified(lambda: vision.mlp(inputs, width, hidden), data)
+
+
+def mnist(size: str, source: Source) -> Task:
+    folder = source.folder(size, "MNIST's four .gz files") if not source.fake else None
+    if source.fake:
+        data: Any = fake((((1, 28, 28), 0), ((), 10)))
+    else:
+        data = images.mnist(folder) if folder is not None else images.digits(28, 1)
+    return classified(vision.mnist_cnn, data)
+
+
+def resnet20(size: str, source: Source) -> Task:
+    data, classes, _ = _coloured(size, source, CIFAR_LAYOUT, 32)
+    width, blocks = (8, 1) if size == "tiny" else (16, 3)
+    return classified(lambda: vision.resnet20(classes, width, blocks), data)
+
+
+def vgg16(size: str, source: Source) -> Task:
+    data, classes, _ = _coloured(size, source, CIFAR_LAYOUT, 32)
+    width = 0.125 if size == "tiny" else 1.0
+    return classified(lambda: vision.vgg16(classes, width), data)
+
+
+def resnet(name: str) -> Callable[[str, Source], Task]:
+    def make(size: str, source: Source) -> Task:
+        data, classes, _ = _coloured(size, source, IMAGENET_LAYOUT, 224)
+        depths, widths = RESNETS[name]
+        stem = 64
+        if size == "tiny":
+            depths, widths, stem = (
+                (1, 1, 1, 1) if name == "resnet50" else (1, 2, 2, 1),
+                (32, 64, 64, 128),
+                16,
+            )
+        elif size == "small":
+            widths, stem = (64, 128, 256, 512), 32
+        return classified(lambda: hub.resnet(depths, widths, classes, stem), data)
+
+    return make
+
+
+def vit(size: str, source: Source) -> Task:
+    data, classes, side = _coloured(size, source, IMAGENET_LAYOUT, 224)
+    width, layers, heads, patch = {
+        "tiny": (64, 2, 2, 8), "small": (192, 6, 3, 4), "paper": (1024, 24, 16, 16),
+    }[size]  # fmt: skip
+    return classified(lambda: hub.vit(width, layers, heads, side, patch, classes), data)
+
+
+def classified(net: Callable[[], nn.Module], data: tuple[Data, Data]) -> Task:
+    """Cross-entropy, and the share that is right."""
+    return Task(net=net, train=data[0], test=data[1], loss=_loss, rows=_rows, figures=_figures)
+
+
+def _scores(net: nn.Module, pictures: Tensor) -> Tensor:
+    out = net(pictures)
+    scores: Tensor = out if isinstance(out, Tensor) else out.logits
+    return scores
+
+
+def _loss(net: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(_scores(net, batch[0]), batch[1])
+
+
+def _rows(net: nn.Module, batches: Iterable[Batch]) -> Tensor:
+    rows = []
+    for pictures, labels in batches:
+        scores = _scores(net, pictures)
+        right = (scores.argmax(dim=1) == labels).double().sum()
+        rows.append(torch.stack([right, F.cross_entropy(scores, labels, reduction="sum").double(),
+                                 right.new_tensor(len(labels))]))  # fmt: skip
+    return torch.stack(rows) if rows else torch.empty(0, 3, dtype=torch.float64)
+
+
+def _figures(rows: Tensor) -> dict[str, float]:
+    right, loss, count = rows.sum(dim=0).tolist()
+    return {"accuracy": right / max(count, 1), "test_loss": loss / max(count, 1)}
+
+
+def _coloured(
+    size: str, source: Source, layout: str, large: int
+) -> tuple[tuple[Data, Data], int, int]:
+    """Pictures in three colours, how many kinds there are, and their side."""
+    if source.fake:
+        side, classes = (large, 1000 if large > 32 else 10) if size == "paper" else (32, 10)
+        return fake((((3, side, side), 0), ((), classes)), rows=32), classes, side
+    folder = source.folder(size, layout)
+    if folder is None:
+        return images.digits(32, 3), 10, 32
+    if folder.suffix == ".npz" or (folder / "cifar-10-python.tar.gz").is_file():
+        return images.cifar(folder, 10), 10, 32
+    if large == 32 or (folder / "cifar-100-python.tar.gz").is_file():
+        return images.cifar(folder, 100), 100, 32
+    data = images.folders(folder, large)
+    return data, _kinds(folder), large
+
+
+def _kinds(folder: Path) -> int:
+    return sum(path.is_dir() for path in (folder / "train").iterdir())
+
+
+_STUDY = Settings(batch=32, rate=0.1, epochs=12, warmup=2, weight_decay=1e-4)
+_SOON = Settings(batch=32, rate=0.05, epochs=4, warmup=0.5, weight_decay=5e-4)
+_DESK = Settings(batch=32, rate=0.05, epochs=10, warmup=1)
+_OKTOPK = Settings(
+    batch=16, rate=0.1, epochs=161, weight_decay=1e-4, schedule="milestones", milestones=(81, 122)
+)
+_GTOPK = Settings(
+    batch=32, rate=0.1, epochs=141, weight_decay=1e-4, schedule="milestones", milestones=(81, 122)
+)
+_ADTOPK = Settings(
+    batch=32, rate=0.0125, rate_by_workers=True, epochs=80, warmup=5, weight_decay=5e-5,
+    schedule="milestones", milestones=(30, 60), loaders=4,
+)  # fmt: skip
+_VIT = Settings(batch=32, rate=5e-5, epochs=80, optimizer="adamw", schedule="linear", loaders=4)
+
+JOBS = {
+    "mlp": Job(
+        about="two hidden layers on digits or MNIST", data="MNIST's four .gz files", make=mlp,
+        sizes={"tiny": quick(16, 0.1, 60), "small": Settings(batch=32, rate=0.1, epochs=10),
+               "paper": Settings(batch=64, rate=0.1, epochs=20)},
+    ),
+    "mnist": Job(
+        about="PyTorch's MNIST example", data="MNIST's four .gz files", make=mnist,
+        sizes={"tiny": quick(16, 0.05, 30), "small": Settings(batch=32, rate=0.05, epochs=5),
+               "paper": Settings(batch=64, rate=0.05, epochs=14)},
+    ),
+    "resnet20": Job(
+        about="ResNet-20, CIFAR-10 (gTop-k)", data=CIFAR_LAYOUT, make=resnet20,
+        sizes={"tiny": quick(16, 0.1, 60), "small": _STUDY, "paper": _GTOPK},
+    ),
+    "resnet50": Job(
+        about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", data=IMAGENET_LAYOUT,
+        make=resnet("resnet50"),
+        sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
+    ),
+    "resnet152": Job(
+        about="ResNet-152, ImageNet (ADTopk, ACP-SGD)", data=IMAGENET_LAYOUT,
+        make=resnet("resnet152"),
+        sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
+    ),
+    "vgg16": Job(
+        about="VGG-16, CIFAR-10 (Ok-Topk)", data=CIFAR_LAYOUT, make=vgg16,
+        sizes={"tiny": quick(16, 0.005, 40), "small": _SOON, "paper": _OKTOPK},
+    ),
+    "vit": Job(
+        about="ViT-L/16, ImageNet (ADTopk)", data=IMAGENET_LAYOUT, make=vit,
+        sizes={"tiny": quick(16, 2e-3, 80, optimizer="adamw"),
+               "small": Settings(batch=32, rate=1e-3, epochs=10, optimizer="adamw", warmup=1),
+               "paper": _VIT},
+    ),
+}  # fmt: skip

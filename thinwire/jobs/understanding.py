@@ -1,0 +1,177 @@
+"""BERT's jobs: what was masked and whether sentences follow; and where the answer is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thinwire.jobs import hub
+from thinwire.jobs.data import questions, text
+from thinwire.jobs.data.fake import fake
+from thinwire.jobs.data.source import Batch
+from thinwire.jobs.job import Job, Settings, Source, Task
+from thinwire.jobs.language import LIBRARY, SMALL, TEXT, TINY, texts
+
+
+def bert(size: str, source: Source) -> Task:
+    words, width, layers, heads = _bert_shape(size)
+    length = {"tiny": 32, "small": 64, "paper": 128}[size]
+    return _pretraining(words, width, layers, heads, length, size, source)
+
+
+def bert_large(size: str, source: Source) -> Task:
+    if size != "paper":
+        return bert(size, source)
+    return _pretraining(30_522, 1024, 24, 16, 128, size, source)
+
+
+def _bert_shape(size: str) -> tuple[int, int, int, int]:
+    return {
+        "tiny": (600, 64, 2, 2), "small": (4000, 256, 4, 4), "paper": (30_522, 768, 12, 12),
+    }[size]  # fmt: skip
+
+
+def _pretraining(
+    words: int, width: int, layers: int, heads: int, length: int, size: str, source: Source
+) -> Task:
+    if source.fake:
+        data: Any = fake((((length,), words), ((length,), 2), ((length,), 2),
+                          ((length,), words), ((), 2)), rows=16)  # fmt: skip
+    else:
+        train, test = texts(size, source)
+        learnt = text.word_pieces(train, words, source.checkpoint)
+        data = tuple(text.sentences(learnt, part, length) for part in (train, test))
+        words = learnt.get_vocab_size()
+    return Task(
+        net=lambda: hub.bert(
+            width, layers, heads, words, task="pretraining", checkpoint=source.checkpoint
+        ),
+        train=data[0], test=data[1], loss=lambda net, batch: _bert(net, batch).loss,
+        rows=_bert_rows, figures=_bert_figures, lower=True,
+    )  # fmt: skip
+
+
+def squad(size: str, source: Source) -> Task:
+    words, width, layers, heads = _bert_shape(size)
+    length, stride = {"tiny": (40, 16), "small": (128, 64), "paper": (384, 128)}[size]
+    if source.fake:
+        data: Any = fake((((length,), words), ((length,), 2), ((length,), 2), ((), length),
+                          ((), length), ((), 1)), rows=16)  # fmt: skip
+        asked: Any = None
+    else:
+        folder = source.folder(size, questions.LAYOUT)
+        if folder is None:
+            most = 600 if size == "tiny" else 4000
+            asked = [questions.about(part, most) for part in text.library(LIBRARY[size])]
+        else:
+            asked = questions.squad(folder)
+        corpus = "\n".join(f"{q.text}\n{q.context}" for q in asked[0])
+        learnt = text.word_pieces(corpus, words, source.checkpoint)
+        data = tuple(questions.windows(part, learnt, length, stride) for part in asked)
+        words = learnt.get_vocab_size()
+    return Task(
+        net=lambda: hub.bert(
+            width, layers, heads, words, task="questions", checkpoint=source.checkpoint
+        ),
+        train=data[0], test=data[1], loss=_answer_loss,
+        rows=lambda net, batches: _answers(net, batches, data[1]), figures=_answer_figures,
+    )  # fmt: skip
+
+
+def _bert(net: nn.Module, batch: Batch) -> Any:
+    ids, kinds, there, labels, follows = batch
+    return net(
+        input_ids=ids, token_type_ids=kinds, attention_mask=there, labels=labels,
+        next_sentence_label=follows,
+    )  # fmt: skip
+
+
+def _bert_rows(net: nn.Module, batches: Iterable[Batch]) -> Tensor:
+    rows = []
+    for batch in batches:
+        out, labels, follows = _bert(net, batch), batch[3], batch[4]
+        hit = (out.prediction_logits.argmax(dim=2) == labels).sum()
+        next_ = (out.seq_relationship_logits.argmax(dim=1) == follows).sum()
+        rows.append([
+            float(out.loss) * len(follows), float(hit), float((labels >= 0).sum()), float(next_),
+            len(follows),
+        ])  # fmt: skip
+    return torch.tensor(rows, dtype=torch.float64).view(-1, 5)
+
+
+def _bert_figures(rows: Tensor) -> dict[str, float]:
+    loss, hit, masked, right, pairs = rows.sum(dim=0).tolist()
+    pairs = max(pairs, 1)
+    return {
+        "test_loss": loss / pairs,
+        "masked_accuracy": hit / max(masked, 1),
+        "next_accuracy": right / pairs,
+    }
+
+
+def _asked(net: nn.Module, batch: Batch) -> Any:
+    return net(input_ids=batch[0], token_type_ids=batch[1], attention_mask=batch[2])
+
+
+def _answer_loss(net: nn.Module, batch: Batch) -> Tensor:
+    out = _asked(net, batch)
+    return (
+        F.cross_entropy(out.start_logits, batch[3]) + F.cross_entropy(out.end_logits, batch[4])
+    ) / 2
+
+
+def _answers(net: nn.Module, batches: Iterable[Batch], data: Any) -> Tensor:
+    """A row a window: the question, how sure the model is, exact match, F1."""
+    rows = []
+    for batch in batches:
+        out = _asked(net, batch)
+        for place, starts, ends in zip(
+            batch[5].tolist(), out.start_logits, out.end_logits, strict=True
+        ):
+            if not isinstance(data, questions.Questions):
+                continue  # fake data has no answers
+            window = data.windows[place]
+            question = data.asked[window.question]
+            sure, begin, end = questions.best_span(starts, ends, window.spans)
+            said, right = question.context[begin:end], [a for _, a in question.answers]
+            rows.append([
+                window.question, sure, questions.exact_match(said, right), questions.f1(said, right)
+            ])  # fmt: skip
+    return torch.tensor(rows, dtype=torch.float64).view(-1, 4)
+
+
+def _answer_figures(rows: Tensor) -> dict[str, float]:
+    best: dict[int, tuple[float, float, float]] = {}
+    for number, *rest in rows.tolist():
+        best[int(number)] = max(best.get(int(number), (-math.inf, 0.0, 0.0)), tuple(rest))
+    count = max(len(best), 1)
+    return {
+        "f1": sum(b[2] for b in best.values()) / count,
+        "exact_match": sum(b[1] for b in best.values()) / count,
+    }
+
+
+_PRETRAINING = Settings(batch=8, rate=2e-4, steps=1024, warmup=0.1, optimizer="adamw",
+                        weight_decay=0.01, schedule="linear", clip=1.0)  # fmt: skip
+
+JOBS = {
+    "bert": Job(
+        about="BERT pretraining from plain text (Ok-Topk)", data=TEXT, make=bert,
+        sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
+    ),
+    "bert-large": Job(
+        about="the same, BERT-large (ACP-SGD)", data=TEXT, make=bert_large,
+        sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
+    ),
+    "squad": Job(
+        about="BERT on SQuAD v1.1 (ADTopk)", data=questions.LAYOUT, make=squad,
+        sizes={"tiny": TINY, "small": SMALL,
+               "paper": Settings(batch=4, rate=3e-5, epochs=3, warmup=0.3, optimizer="adamw",
+                                 weight_decay=0.01, schedule="linear", clip=1.0)},
+    ),
+}  # fmt: skip

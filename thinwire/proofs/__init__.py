@@ -1,0 +1,1 @@
+"""Convergence evidence: what the papers assume, measured in a training, and a verdict."""

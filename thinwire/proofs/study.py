@@ -1,0 +1,76 @@
+"""A training under observation, and what the papers' assumptions come to in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from thinwire.combinators import memories
+from thinwire.proofs.observe import Note, Observer, observed
+from thinwire.proofs.verdict import Verdict, verdicts
+from thinwire.protocols import Reducer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """One recipe: everything seen, and the verdicts."""
+
+    recipe: str
+    notes: list[Note]
+    verdicts: list[Verdict]
+
+    @property
+    def held(self) -> bool:
+        return all(verdict.held is not False for verdict in self.verdicts)
+
+
+class Study:
+    """Give `wrap` to whatever trains the recipe, then `close` with the trained network."""
+
+    def __init__(self, recipe: Reducer, every: int) -> None:
+        self._observer = Observer(every=every)
+        self._remembers = bool(memories(recipe))
+        self._divergence = 0.0
+
+    def wrap(self, recipe: Reducer) -> Reducer:
+        wrapped: Reducer = observed(recipe, self._observer)
+        return wrapped
+
+    def close(self, net: nn.Module) -> None:
+        self._divergence = divergence(net)
+
+    def proof(self, name: str) -> Proof:
+        notes = self._observer.notes
+        return Proof(
+            recipe=name, notes=notes, verdicts=verdicts(notes, self._divergence, self._remembers)
+        )
+
+
+def divergence(net: nn.Module) -> float:
+    """The largest difference between any two ranks' parameters."""
+    most = 0.0
+    for p in net.parameters():
+        low, high = p.detach().clone(), p.detach().clone()
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        most = max(most, float((high - low).max()) if p.numel() else 0.0)
+        if not bool(torch.isfinite(high).all()):
+            return float("inf")
+    return most
+
+
+def as_rows(proof: Proof) -> list[list[str]]:
+    """The verdicts as text, with a header."""
+    rows = [["what", "measured", "limit", "margin", "verdict"]]
+    for v in proof.verdicts:
+        verdict = "told" if v.held is None else "held" if v.held else "violated"
+        rows.append([v.what, _number(v.value), _number(v.limit), _number(v.margin), verdict])
+    return rows
+
+
+def _number(value: Any) -> str:
+    return "" if value != value else f"{value:.3g}"

@@ -1,0 +1,110 @@
+"""From notes to a verdict: what the theory asks for, what was measured, and by how much it held."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from thinwire.proofs.observe import Note
+
+ROUNDING = 1e-3
+BASIC = 2.0  # how much larger a quantity may be at the end than at the start to be called bounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One question. `held` is None where it is only told, or cannot be asked."""
+
+    what: str
+    value: float
+    limit: float
+    held: bool | None
+    about: str
+
+    @property
+    def margin(self) -> float:
+        return self.limit - self.value
+
+
+def verdicts(notes: Sequence[Note], divergence: float, remembers: bool) -> list[Verdict]:
+    """The table of one recipe; `divergence` is the largest difference between replicas."""
+    sparse = [n for n in notes if n.density < 0.9]
+    sliced = [n for n in sparse if n.rows > 1]
+    return [
+        _at_most("replicas differ by", divergence, 0.0, "parameters are the same on all ranks"),
+        _at_most("mass lost", _worst(notes, lambda n: n.mass), ROUNDING,
+                 "the mean is the average of what ranks sent: the conservation law"),
+        _carried(notes, remembers),
+        _at_most("contraction over bound", _worst(sparse, lambda n: n.contraction - n.bound),
+                 1e-6, "|x - C(x)|^2 <= (1 - k/n) |x|^2 (Stich et al. 2018)"),
+        _bounded("xi", sparse, lambda n: n.xi,
+                 "|C(mean x) - mean C(x)| <= xi |mean g| (Alistarh et al. 2018; Ok-Topk, eq. 5)"),
+        _at_most("top-k over rand-k", _mean(sparse, lambda n: n.delta), 1.0,
+                 "the mean is no farther from mean x than k random entries (gTop-k, IJCAI 2019)"),
+        _residual(sparse),
+        _at_most("rows missing", _mean(sliced, lambda n: n.missing), 0.0,
+                 "every row of every matrix is touched in every step (ADTopk)"),
+        _told("support overlap", _mean(sparse, lambda n: n.overlap), "share common to two ranks"),
+        _told("density", _density(notes), "entries sent by rank 0, of all"),
+    ]  # fmt: skip
+
+
+def _carried(notes: Sequence[Note], remembers: bool) -> Verdict:
+    about = "what was not sent comes back in the next step: error feedback"
+    value = _worst(notes, lambda n: n.carried)
+    if not remembers:
+        return Verdict(what="residual lost", value=value, limit=ROUNDING, held=None, about=about)
+    return _at_most("residual lost", value, ROUNDING, about)
+
+
+def _residual(notes: Sequence[Note]) -> Verdict:
+    """Against 2 sqrt(1 - d) / d, d = k/n: the bound of error feedback (Karimireddy et al. 2019)."""
+    about = "|residual| / |g| <= 2 sqrt(1 - k/n) n/k (Karimireddy et al. 2019)"
+    worst, limit = float("nan"), float("nan")
+    for note in notes:
+        if note.density > 0:
+            bound = 2 * math.sqrt(1 - note.density) / note.density
+            if not note.residual / bound <= (worst / limit if limit == limit else -1.0):
+                worst, limit = note.residual, bound
+    return _at_most("residual over gradient", worst, limit, about)
+
+
+def _bounded(what: str, notes: Sequence[Note], of: Callable[[Note], float], about: str) -> Verdict:
+    """Does not grow: the last third of the steps against the first."""
+    steps = sorted({note.step for note in notes})
+    third = len(steps) // 3
+    if third == 0:
+        return _told(what, _mean(notes, of), about)
+    early, late = set(steps[:third]), set(steps[-third:])
+    first = _mean([n for n in notes if n.step in early], of)
+    last = _mean([n for n in notes if n.step in late], of)
+    return _at_most(what, last, BASIC * first, f"{about}; does not grow")
+
+
+def _at_most(what: str, value: float, limit: float, about: str) -> Verdict:
+    held = None if math.isnan(value) or math.isnan(limit) else value <= limit
+    return Verdict(what=what, value=value, limit=limit, held=held, about=about)
+
+
+def _told(what: str, value: float, about: str) -> Verdict:
+    return Verdict(what=what, value=value, limit=float("nan"), held=None, about=about)
+
+
+def _asked(notes: Sequence[Note], of: Callable[[Note], float]) -> list[float]:
+    return [value for value in map(of, notes) if not math.isnan(value)]
+
+
+def _worst(notes: Sequence[Note], of: Callable[[Note], float]) -> float:
+    return max(_asked(notes, of), default=float("nan"))
+
+
+def _mean(notes: Sequence[Note], of: Callable[[Note], float]) -> float:
+    values = _asked(notes, of)
+    return statistics.mean(values) if values else float("nan")
+
+
+def _density(notes: Sequence[Note]) -> float:
+    entries = sum(note.density * note.numel for note in notes)
+    return entries / max(1, sum(note.numel for note in notes))

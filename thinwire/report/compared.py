@@ -1,0 +1,221 @@
+"""Trainings side by side: a table, and a page with their curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinwire.jobs import logs, runner
+from thinwire.jobs.config import Run
+from thinwire.jobs.loop import Outcome
+from thinwire.report.page import Page, Section, drawing
+from thinwire.report.pattern import FAINT, HUES, INK, PAPER
+
+PHASES = ("select", "exchange", "scatter", "exposed")
+SMOOTH = 20  # steps over which losses are averaged to be drawn
+_HIDDEN = {"step", "total", "elapsed", "seconds", "loss", "bytes_sent", "density"}
+LABELS = {"step": "steps", "bytes_sent": "MB sent by a worker", "elapsed": "seconds of training"}
+Result = tuple[Run, Outcome]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A finished run, and all it has logged."""
+
+    run: Run
+    outcome: Outcome
+    records: list[dict[str, Any]]
+
+    @staticmethod
+    def read(folder: Path, run: Run) -> Entry:
+        done = runner.result(folder)
+        if done is None:
+            raise ValueError(f"{folder} holds no finished run; run the comparison again to go on")
+        return Entry(run=run, outcome=done, records=logs.records(folder / logs.LOG))
+
+    @property
+    def losses(self) -> list[dict[str, Any]]:
+        return [r for r in self.records if "loss" in r]
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        return [r for r in self.records if headline(self.outcome) in r]
+
+
+def headline(outcome: Outcome) -> str:
+    return next(iter(outcome.figures), "loss")
+
+
+def table(results: Sequence[Result]) -> list[list[str]]:
+    """A row for every job and recipe, its seeds together."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for run, outcome in results:
+        groups.setdefault((run.job, run.recipe), []).append(outcome)
+    several = len({job for job, _ in groups}) > 1
+    names = {headline(outcome) for _, outcome in results}
+    figure = names.pop() if len(names) == 1 else "score"
+    rows = [["recipe", figure, "loss", "MB", "x less", "messages", "density", "ms", "s"]]
+    for (job, recipe), outcomes in groups.items():
+        first = f"{job} {recipe}" if several else recipe
+        rows.append([first, _score(outcomes, figure == "score"), *_cells(outcomes)])
+    return rows
+
+
+def _cells(outcomes: list[Outcome]) -> list[str]:
+    sent = statistics.mean(o.metrics["bytes_sent"] for o in outcomes)
+    dense = statistics.mean(o.metrics["bytes_dense"] for o in outcomes)
+    steps = max(1, outcomes[0].metrics["steps"])
+    messages = outcomes[0].metrics.get("messages", float("nan")) / steps
+    return [
+        f"{statistics.mean(o.loss for o in outcomes):.4f}", f"{sent / 1e6:.2f}",
+        f"{dense / sent:.1f}" if sent else "", f"{messages:.1f}" if messages == messages else "",
+        f"{100 * statistics.mean(o.metrics['density'] for o in outcomes):.2f} %",
+        f"{1e3 * statistics.median(o.step_seconds for o in outcomes):.1f}",
+        f"{statistics.mean(o.seconds for o in outcomes):.1f}",
+    ]  # fmt: skip
+
+
+def _score(outcomes: list[Outcome], named: bool) -> str:
+    """The headline figure; with several seeds, their mean and standard deviation."""
+    name = headline(outcomes[0])
+    values = [o.figures[name] for o in outcomes if name in o.figures]
+    if not values:
+        return ""
+    share = name in ("accuracy", "f1", "wer")
+    scale, unit = (100, " %") if share else (1, "")
+    shown = f"{scale * statistics.mean(values):.4g}{unit}"
+    if len(values) > 1:
+        shown += f" ± {scale * statistics.stdev(values):.2g}"
+    return f"{name} {shown}" if named else shown
+
+
+def page(entries: Sequence[Entry]) -> Page:
+    """One section a job."""
+    jobs = list(dict.fromkeys(entry.run.job for entry in entries))
+    sections: list[Section] = []
+    for job in jobs:
+        sections += _sections(job, [entry for entry in entries if entry.run.job == job])
+    count = len({entry.run.recipe for entry in entries})
+    lead = (
+        f"{count} recipes, {entries[0].run.size} size, {len(entries)} runs; every run of a job has "
+        "the same data, seeds and steps. The first recipe is the reference."
+    )
+    return Page(title=f"Comparison: {', '.join(jobs)}", lead=lead, sections=sections)
+
+
+def _sections(job: str, entries: list[Entry]) -> list[Section]:
+    results = [(entry.run, entry.outcome) for entry in entries]
+    name = headline(entries[0].outcome)
+    drawings = [
+        ("Loss", [_curves(entries, x, "loss") for x in ("step", "bytes_sent", "elapsed")]),
+        (name.capitalize(), [_curves(entries, x, name) for x in ("step", "bytes_sent", "elapsed")]),
+        ("Where the time goes", [_phases(entries)]),
+        ("Throughput and traffic", [_bars(entries)]),
+    ]  # fmt: skip
+    text = [
+        "MB is what one worker sends in all, messages are its messages a step, ms a step's median."
+    ]
+    first = Section(title=f"{job}: results", table=table(results), text=text)
+    return [first, *(
+        Section(title=f"{job}: {title}", drawings=[drawing(f) for f in figures])
+        for title, figures in drawings
+    )]  # fmt: skip
+
+
+def _curves(entries: Sequence[Entry], x: str, y: str) -> Any:
+    figure, axes = plain_figure(5.2, 3.2)
+    recipes = list(dict.fromkeys(entry.run.recipe for entry in entries))
+    for entry in entries:
+        records = entry.losses if y == "loss" else entry.scores
+        place = recipes.index(entry.run.recipe)
+        values = [r[y] for r in records]
+        if y == "loss":
+            values = _smooth(values)
+        label = entry.run.recipe if entry is _first(entries, entry.run.recipe) else None
+        scale = 1e6 if x == "bytes_sent" else 1
+        axes.plot([r[x] / scale for r in records], values, color=HUES[place % len(HUES)],
+                  label=label, linewidth=1.4, marker="." if y != "loss" else None,
+                  linestyle="-" if place < len(HUES) else "--")  # fmt: skip
+    axes.set_xlabel(
+        {"step": "steps", "bytes_sent": "MB sent by a worker", "elapsed": "seconds of training"}[x]
+    )
+    axes.set_ylabel(y)
+    if x == "bytes_sent":
+        axes.set_xscale("log")
+    axes.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _smooth(values: list[float]) -> list[float]:
+    return [statistics.mean(values[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(values))]
+
+
+def _phases(entries: Sequence[Entry]) -> Any:
+    """Milliseconds a step of every phase; what is exposed is what the step really waits for."""
+    chosen = [e for e in _ones(entries) if e.outcome.metrics["seconds"]]
+    figure, axes = plain_figure(7.0, 0.9 + 0.45 * max(1, len(chosen)))
+    for row, entry in enumerate(chosen):
+        steps, left = max(1, entry.outcome.metrics["steps"]), 0.0
+        for number, phase in enumerate(PHASES[:3]):
+            value = 1e3 * entry.outcome.metrics["seconds"].get(phase, 0.0) / steps
+            axes.barh(row, value, left=left, color=HUES[number], height=0.6,
+                      label=phase if row == 0 else None)  # fmt: skip
+            left += value
+        exposed = 1e3 * entry.outcome.metrics["seconds"].get("exposed", 0.0) / steps
+        axes.plot([exposed], [row], marker="|", markersize=14, color=INK, linestyle="none",
+                  label="exposed" if row == 0 else None)  # fmt: skip
+    axes.set_yticks(range(len(chosen)), [entry.run.recipe for entry in chosen])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms a step, on the lane beside backward")
+    if chosen:
+        axes.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def _bars(entries: Sequence[Entry]) -> Any:
+    chosen = _ones(entries)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 0.9 + 0.35 * len(chosen)), facecolor=PAPER, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = [entry.run.recipe for entry in chosen]
+    left.barh(names, [1 / max(entry.outcome.step_seconds, 1e-9) for entry in chosen], color=HUES[0])
+    left.set_xlabel("steps a second")
+    left.invert_yaxis()
+    sent = [entry.outcome.metrics["bytes_sent"] / max(1, entry.outcome.metrics["steps"]) / 1e3
+            for entry in chosen]  # fmt: skip
+    right.barh(names, sent, color=HUES[1])
+    right.set_xlabel("KB a step from a worker")
+    right.set_xscale("log")
+    for axes in (left, right):
+        _plain(axes)
+    return figure
+
+
+def _ones(entries: Sequence[Entry]) -> list[Entry]:
+    """One entry a recipe, that of the first seed."""
+    return [entry for entry in entries if entry is _first(entries, entry.run.recipe)]
+
+
+def _first(entries: Sequence[Entry], recipe: str) -> Entry:
+    return next(entry for entry in entries if entry.run.recipe == recipe)
+
+
+def plain_figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    axes = figure.subplots()
+    _plain(axes)
+    return figure, axes
+
+
+def _plain(axes: Any) -> None:
+    axes.tick_params(colors=INK, labelsize=8)
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
