@@ -104,6 +104,21 @@ def test_nothing_is_lost_while_choosing(world):
         assert torch.allclose(given, held + sum(sent for _, sent, _ in out), atol=1e-4)
 
 
+def test_those_near_the_fastest_are_tried_again_and_others_are_not():
+    three = (("slow", Slow(sparse(), 0.05)), ("sparse", sparse()), ("dense", dense()))
+    recipe = Planned(choices=three, decide=Fastest(home=2), tries=TRIES, finals=9.0)
+    states = [{} for _ in range(2)]
+    run(Remember(recipe), world=2, steps=3 * TRIES + 1, states=states)
+    assert set(choices(states[0]).values()) == {None}
+    (marks,) = {parts["plan"]["finals"] for parts in states[0]["slots"].values()}
+    assert marks == 0b110
+    run(Remember(recipe), world=2, steps=2 * TRIES, start=3 * TRIES + 1, states=states)
+    assert set(choices(states[0]).values()) <= {1, 2}
+    assert choices(states[0]) == choices(states[1])
+    trials = next(iter(recipe._trials.values()))
+    assert max(trials.begun) == 5 * TRIES and recipe.longest == 6 * TRIES
+
+
 def test_a_choice_is_kept_and_can_be_forgotten():
     recipe = Remember(planned(0))
     states = [state for _, state in run(recipe, world=2, steps=2 * TRIES + 1)]

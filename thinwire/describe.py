@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,17 @@ def parts(thing: Any) -> Iterator[Any]:
     if dataclasses.is_dataclass(thing):
         for field in dataclasses.fields(thing):
             yield from parts(getattr(thing, field.name))
+
+
+def rebuilt(thing: Any, change: Callable[[Any], Any]) -> Any:
+    """The same, with what `change` makes of every part it wants to change: the outermost first."""
+    new = change(thing)
+    if new is not thing or not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return new
+    inside = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
+    changed = {name: rebuilt(part, change) for name, part in inside.items()}
+    changed = {name: part for name, part in changed.items() if part is not inside[name]}
+    return dataclasses.replace(thing, **changed) if changed else thing
 
 
 def sketch(thing: Any) -> str:

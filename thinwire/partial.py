@@ -52,12 +52,12 @@ class Partial:
     density: Density
     always: Rule
 
-    def __call__(self, trials: Trials, counted: Sequence[range], comm: Comm) -> Assigned:
+    def __call__(self, trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> Assigned:
         buckets = _measured(trials, counted, comm)
         if not buckets:
             return lambda slot: (SPARSE, 1.0)
         slots = [slot for bucket in buckets for slot in bucket.slots if not self.always(slot)]
-        step = counted[-1].stop
+        step = counted[-1][-1] + 1
         budget = {slot.name: kept(slot, self.density, step) for slot in slots}
         best, least = 0, math.inf
         for cut in (0, *sorted({slot.numel for slot in slots})):
@@ -106,9 +106,9 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return start, slope
 
 
-def _measured(trials: Trials, counted: Sequence[range], comm: Comm) -> list[Bucket]:
+def _measured(trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> list[Bucket]:
     """The buckets of the last step that was tried, with times that all ranks share."""
-    last = trials.turns.get(counted[DENSE].stop - 1, [])
+    last = trials.turns.get(counted[DENSE][-1], [])
     rows: list[list[float]] = []
     for place, turn in enumerate(last):
         sparse = _turns(trials, counted[SPARSE], place, turn)
@@ -135,6 +135,6 @@ def _measured(trials: Trials, counted: Sequence[range], comm: Comm) -> list[Buck
     ]  # fmt: skip
 
 
-def _turns(trials: Trials, steps: range, place: int, like: Turn) -> list[Turn]:
+def _turns(trials: Trials, steps: Sequence[int], place: int, like: Turn) -> list[Turn]:
     found = [trials.turns[s][place] for s in steps if len(trials.turns.get(s, [])) > place]
     return [turn for turn in found if turn.layout == like.layout]

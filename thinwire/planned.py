@@ -1,8 +1,9 @@
 """Planned: every parameter to one of a few reducers; which one is found out on the way.
 
     1. each choice serves the whole model for a few steps, one after the other, and is timed
-    2. ranks average their times, so that all of them decide alike (`decide`)
-    3. from there on every parameter has its choice, which is saved with the state
+    2. if asked for, those near the fastest do so again: a machine's speed wanders
+    3. ranks average their times, so that all of them decide alike (`decide`)
+    4. from there on every parameter has its choice, which is saved with the state
 
 It sits inside `Remember`: what one choice has left over, the next one sends. A choice that was made
 is kept over any layout and checkpoint, until somebody asks for a new one (`forget`).
@@ -56,16 +57,20 @@ class Trials:
 
 
 Assigned = Callable[[Slot], tuple[int, float]]  # which choice, and times its usual density
-Decide = Callable[[Trials, Sequence[range], Comm], Assigned]
+Decide = Callable[[Trials, Sequence[Sequence[int]], Comm], Assigned]  # steps of every choice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The choices by name, how they are told apart, and for how many steps each is tried."""
+    """The choices by name, how they are told apart, and for how many steps each is tried.
+
+    With `finals` those whose steps were within that share of the shortest are tried once more.
+    """
 
     choices: tuple[tuple[str, Reducer], ...]
     decide: Decide
     tries: int = 6
+    finals: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.choices) < 2:
@@ -86,7 +91,10 @@ class Planned:
         if turn < len(self.choices):
             return self._tried(turn, since, bucket, comm)
         if any("choice" not in scope.of(slot) for slot in slots):
-            self._settle(bucket, since, comm)
+            again = self._finalists(bucket, since, comm)
+            if turn - len(self.choices) < len(again):
+                return self._tried(again[turn - len(self.choices)], since, bucket, comm)
+            self._settle(bucket, since, again, comm)
         picked = {slot.name: int(scope.of(slot)["choice"]) for slot in slots}
         results = []
         for number, (name, reducer) in enumerate(self.choices):
@@ -97,6 +105,11 @@ class Planned:
                 child = replace(bucket, layout=part, thinner=thinner)
                 results.append((child, reducer.reduce(child.at(name), comm)))
         return joined(bucket, results)
+
+    @property
+    def longest(self) -> int:
+        """Steps after which a choice has been made."""
+        return self.tries * len(self.choices) * (2 if self.finals else 1)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """While choices are tried; afterwards only the state knows, and the first is priced."""
@@ -132,12 +145,40 @@ class Planned:
         trials.ready = ready
         return reduced
 
-    def _settle(self, bucket: Bucket, since: int, comm: Comm) -> None:
-        trials = self._trials.get(id(bucket.state), Trials())
+    def _finalists(self, bucket: Bucket, since: int, comm: Comm) -> list[int]:
+        """Who is tried again: found out once, on all ranks alike, and kept in the state."""
+        scope = bucket.scope(PART)
+        if not self.finals or not bucket.layout.slots:
+            return []
+        if any("finals" not in scope.of(slot) for slot in bucket.layout.slots):
+            trials = self._seen(bucket)
+            times = [_median(map(trials.step, steps)) for steps in self._counted(since, [])]
+            seconds = agreed(times, comm)
+            best = min((s for s in seconds if not math.isnan(s)), default=math.nan)
+            near = [i for i, s in enumerate(seconds) if s <= (1 + self.finals) * best]
+            marks = sum(1 << i for i in near) if len(near) > 1 else 0
+            for slot in bucket.layout.slots:
+                scope.of(slot)["finals"] = marks
+        marks = int(scope.of(bucket.layout.slots[0])["finals"])
+        return [i for i in range(len(self.choices)) if marks >> i & 1]
+
+    def _counted(self, since: int, again: list[int]) -> list[list[int]]:
+        """The steps of every choice that count: not the first of its turns."""
+        turns = [*range(len(self.choices)), *again]
+        steps: list[list[int]] = [[] for _ in self.choices]
+        for number, choice in enumerate(turns):
+            start = since + number * self.tries
+            steps[choice] += range(start + SETTLING, start + self.tries)
+        return steps
+
+    def _seen(self, bucket: Bucket) -> Trials:
+        """With the begin of this step, which ends the last one that was tried."""
+        trials = self._trials.setdefault(id(bucket.state), Trials())
         trials.begun.setdefault(bucket.step, bucket.ready or time.perf_counter())
-        starts = [since + turn * self.tries for turn in range(len(self.choices))]
-        counted = [range(start + SETTLING, start + self.tries) for start in starts]
-        choice = self.decide(trials, counted, comm)
+        return trials
+
+    def _settle(self, bucket: Bucket, since: int, again: list[int], comm: Comm) -> None:
+        choice = self.decide(self._seen(bucket), self._counted(since, again), comm)
         scope = bucket.scope(PART)
         for slot in bucket.layout.slots:
             scope.of(slot)["choice"], scope.of(slot)["thinner"] = choice(slot)
@@ -159,10 +200,8 @@ class Fastest:
     home: int
     margin: float = 0.03
 
-    def __call__(self, trials: Trials, counted: Sequence[range], comm: Comm) -> Assigned:
-        seconds = agreed(
-            [_median(trials.step(number) for number in steps) for steps in counted], comm
-        )
+    def __call__(self, trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> Assigned:
+        seconds = agreed([_median(map(trials.step, steps)) for steps in counted], comm)
         best = min(range(len(seconds)), key=lambda i: (math.isnan(seconds[i]), seconds[i]))
         near = not seconds[best] < (1 - self.margin) * seconds[self.home]
         pick = self.home if near else best

@@ -79,7 +79,7 @@ def test_demo_with_other_numbers() -> None:
         (("bench", "step", "--recipe", "topk(density=7)"), "density must be in (0, 1], got 7"),
         (
             ("bench", "step", "--model", "vgg"),
-            "unknown model 'vgg'; built in are mlp, vgg16",
+            "unknown model 'vgg'; there are mlp, vgg16",
         ),
         (("bench", "step", "--model", "nowhere:net"), "cannot load the model 'nowhere:net'"),
         (("bench", "step", "--net", "fast"), "a rate is a number and a unit"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -121,6 +121,32 @@ def test_prove_tells_adtopk_from_topk(tmp_path):
     assert "violated" in result.output and (tmp_path / "proof.html").exists()
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 400 KB: too small for a checkpoint."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = os.geteuid() == 0 and shutil.which("mount")
+    made = mounted and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], capture_output=True
+    )
+    if not made or made.returncode:
+        pytest.skip("only root can make a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_exit_code_2_and_nothing_half_written(small_disk):
+    result = call(
+        "train", "mlp", "--workers", "2", "--steps", "20", "--out", str(small_disk / "run")
+    )
+    assert result.exit_code == 2, result.output
+    assert "cannot save a checkpoint" in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert not list(small_disk.rglob(".part*")) and not saved.steps(small_disk / "run")
+
+
 def _wait(ready, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
@@ -130,6 +156,3 @@ def _wait(ready, seconds: float = 60.0) -> None:
 
 def test_the_command_line_lists_the_jobs():
     assert "lstm-an4" in call("list").output
-
-
-_ = Path

@@ -109,11 +109,15 @@ def test_folders_of_pictures(tmp_path):
     assert x.shape == (2, 3, 16, 16) and y.tolist() == [0, 1] and bool(x.isfinite().all())
     one, two = (test.batch(torch.tensor([1]), None)[0] for _ in range(2))
     assert torch.equal(one, two)
+    assert test.labels.tolist() == [0, 0, 1, 1]
     (tmp_path / "val" / "cat" / "0.JPEG").write_bytes(b"no picture")
     with pytest.raises(MissingData, match=r"0\.JPEG is no picture"):
         test.batch(torch.tensor([0]), None)
     with pytest.raises(MissingData, match="expected train/<class>"):
         images.folders(tmp_path / "train", 16)
+    (tmp_path / "val" / "emu").mkdir()
+    with pytest.raises(MissingData, match="has kinds that train/ lacks: emu"):
+        images.folders(tmp_path, 16)
 
 
 def test_an_npz_must_hold_what_it_should(tmp_path):
@@ -152,10 +156,12 @@ def test_pictures_move_and_turn_but_keep_what_they_show():
 
 
 def test_words_are_numbered_by_how_often_they_come():
-    first, second, count = text.words("a b a c a b <unk>\n", "a zebra b\n", 4)
+    first, second, count = text.words("a b a c a b <unk>\n", "a zebra b\n", 4, text.spaced)
     assert count == 4
     assert first.tolist() == [1, 2, 1, 0, 1, 2, 0, 3]
     assert second.tolist() == [1, 0, 2, 3]
+    assert text.spaced("do n't @-@ x\n") == ["do", "n't", "@-@", "x", "<eos>"]
+    assert text.signs("f(x)\n") == ["f", "(", "x", ")", "\n"]
     window = text.Windows(torch.arange(11), 5)
     x, y = window.batch(torch.tensor([1]), None)
     assert len(window) == 2 and x.tolist() == [[5, 6, 7, 8, 9]] and y.tolist() == [[6, 7, 8, 9, 10]]
@@ -182,10 +188,11 @@ def test_sentences_are_masked_as_bert_has_it():
     )
     words = int(there.sum()) - 3 * 200
     guessed = labels >= 0
-    assert 0.12 < int(guessed.sum()) / words < 0.18
+    assert 0.12 < int(guessed.sum()) / words < 0.19
     masked = (ids == data.marks[text.MASK]) & guessed
     assert 0.74 < int(masked.sum()) / int(guessed.sum()) < 0.86
     assert 0.4 < float(follows.float().mean()) < 0.6
+    assert bool(guessed.any(dim=1).all())  # at least one a row
     assert bool((ids[:, 0] == data.marks[text.FIRST]).all())
     assert bool(((kinds == 1) <= (there == 1)).all())
 

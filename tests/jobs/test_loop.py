@@ -160,11 +160,23 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):
 def test_a_run_is_not_overwritten_by_accident(tmp_path):
     run = made("dense()")
     runner.prepared(run, tmp_path, resume=False)
+    assert not list(tmp_path.iterdir())  # nothing is there before there is something to say
     (tmp_path / logs.LOG).write_text("{}\n")
+    (tmp_path / logs.CONFIG).write_text(config.written(run))
     with pytest.raises(Refused, match="holds a run already; give --resume"):
         runner.prepared(run, tmp_path, resume=False)
-    runner.prepared(replace(run, size="small"), tmp_path, resume=True)
-    assert config.made(config.read(tmp_path / logs.CONFIG)).size == "small"
+    runner.prepared(run, tmp_path, resume=True)
+    other = replace(run, size="small", settings=replace(run.settings, rate=0.3))
+    with pytest.raises(Refused, match=r"holds a run with other settings \(rate, size\)"):
+        runner.prepared(other, tmp_path, resume=True)
+
+
+def test_a_longer_run_goes_on_behind_its_result(tmp_path):
+    run = made("dense()")
+    for name, text in ((logs.LOG, "{}\n"), (logs.CONFIG, config.written(run)), (logs.RESULT, "{}")):
+        (tmp_path / name).write_text(text)
+    runner.prepared(made("dense()", steps=24), tmp_path, resume=True)
+    assert not (tmp_path / logs.RESULT).exists()
 
 
 def test_a_damaged_result_says_so(tmp_path):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 app = typer.Typer(
     help="Data-parallel PyTorch training that sends little.",
@@ -23,6 +24,11 @@ def _commands() -> None:
     """Data-parallel PyTorch training that sends little."""
 
 
+def _say(error: Exception) -> None:
+    """Messages may hold brackets, which are no markup."""
+    errors.print(f"[red]thinwire:[/red] {escape(str(error))}", highlight=False)
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Bad input exits with 2, failed work with 1, Ctrl-C with 130; one message each."""
@@ -31,10 +37,10 @@ def reported() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        errors.print(f"[red]thinwire:[/red] {error}", highlight=False)
+        _say(error)
         raise typer.Exit(2) from None
     except WorkerFailed as error:
-        errors.print(f"[red]thinwire:[/red] {error}", highlight=False)
+        _say(error)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         errors.print("[red]thinwire:[/red] interrupted; all workers have ended")

@@ -50,7 +50,8 @@ def _commands() -> None:
 def step(
     recipe: Annotated[list[str] | None, typer.Option(help="A recipe call; repeatable.")] = None,
     model: Annotated[
-        str, typer.Option(help="mlp (25.2 M), small (2.1 M), conv (1.1 M), or module:function.")
+        str,
+        typer.Option(help="mlp (25.2 M), small (2.1 M), conv (1.1 M), a job, or module:function."),
     ] = "small",
     workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 4,
     net: Annotated[str, typer.Option(help="Links of a rate, as 1gbit; none: loopback.")] = "none",

@@ -31,7 +31,7 @@ LOCAL = 8  # workers started here at most; a larger world is worked out from the
 @app.command()
 def plan(
     model: Annotated[
-        str | None, typer.Argument(help="mlp, vgg16, small, conv, or module:function.")
+        str | None, typer.Argument(help="mlp, vgg16, small, conv, a job, or module:function.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=65_536, help="How many.")] = 4,
     net: Annotated[str | None, typer.Option(help="Links of a rate, as 10gbit.")] = None,
@@ -60,7 +60,9 @@ def plan(
         return
     with reported():
         if model is None:
-            raise ValueError("which model? give mlp, vgg16, small, conv, or module:function")
+            raise ValueError(
+                "which model? give mlp, vgg16, small, conv, a job as resnet50, or module:function"
+            )
         links = _links(net, latency, probe, workers)
         _folder(out)
         calls = tuple(dict.fromkeys((DENSE, *(recipe or RECIPES))))

@@ -40,8 +40,8 @@ def prove(
                          "settings": {"steps": steps}})
             for call in recipe
         ]  # fmt: skip
-        for call in recipe:
-            recipes.parse(call)  # PyTorch's own ways cannot be looked into
+        for call in recipe:  # PyTorch's own ways cannot be looked into, and some recipes neither
+            Study(recipes.parse(call), every).wrap(recipes.parse(call))
         if out is not None:
             logs.prepared(out)
         proofs: list[Proof] = local.run(workers, _worker, runs, every)[0]

@@ -24,7 +24,7 @@ from thinwire.jobs.config import Run
 from thinwire.jobs.loop import Outcome
 from thinwire.report import compared, page
 
-Size = Annotated[str, typer.Option(help="tiny, small or paper.")]
+Size = Annotated[str | None, typer.Option(help="tiny, small or paper.")]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, max=250, help="Local processes; else those of torchrun, srun or mpirun."),
@@ -47,7 +47,7 @@ def train(
     job: Annotated[str, typer.Argument(help="Which; `thinwire list` names them.")],
     recipe: Annotated[str | None, typer.Option(help="A recipe call.")] = None,
     workers: Workers = None,
-    size: Annotated[str | None, typer.Option(help="tiny, small or paper.")] = None,
+    size: Size = None,
     net: Net = "none",
     data: DataPath = None,
     checkpoint: Weights = None,
@@ -68,20 +68,19 @@ def train(
     with reported():
         base = config.read(config_file) if config_file else {}
         if resume is not None:
-            base = config.read(resume / logs.CONFIG) | base
+            base = _over(config.read(resume / logs.CONFIG), base)
         given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
         flags = {"job": job, "recipe": recipe, "size": size, "data": data,
                  "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
         run = config.made(_merged(base, flags, given, setting))
         folder = resume or out
-        group = Group.of(workers, 2)
+        group = Group.of(workers, 2, net)
         if group.first:
-            if folder is not None:
-                runner.prepared(run, folder, resume is not None)
             console.print(config.written(run), markup=False, highlight=False)
-        (outcome,) = _run([(run, folder)], group, resume is not None, net)
+        outcomes = _run([(run, folder)], group, resume is not None, net)
     if not group.first:
         return
+    (outcome,) = outcomes
     console.print(_table([run], [outcome]))
     if not outcome.finished:
         where = f"; go on with --resume {folder}" if folder is not None else ""
@@ -93,7 +92,7 @@ def compare(
     job: Annotated[list[str], typer.Argument(help="One job or several.")],
     recipe: Annotated[list[str], typer.Option(help="A recipe call, or ddp; repeatable.")],
     workers: Workers = None,
-    size: Size = "tiny",
+    size: Size = None,
     net: Net = "none",
     data: DataPath = None,
     checkpoint: Weights = None,
@@ -120,11 +119,8 @@ def compare(
                          "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
                 made = config.made(_merged(base, flags, given, setting))
                 runs += [_seeded(made, seed) for seed in _seeds(seeds)]
-        group = Group.of(workers, 4)
+        group = Group.of(workers, 4, net)
         placed = [(r, None if out is None else out / _folder(r, group.world, net)) for r in runs]
-        for run, folder in placed:
-            if folder is not None and group.first:
-                runner.prepared(run, folder, resume=True)
         outcomes = _run(placed, group, True, net)
     if not group.first:
         return
@@ -147,9 +143,11 @@ class Group:
     launched: bool
 
     @staticmethod
-    def of(workers: int | None, default: int) -> Group:
+    def of(workers: int | None, default: int, net: str) -> Group:
         found = launch.launched() if workers is None else None
         if found is not None:
+            if net != "none":
+                raise ValueError("--net shapes the links of --workers, not those of a launcher")
             return Group(found[0], found[1], True)
         return Group(0, workers or default, False)
 
@@ -169,6 +167,12 @@ def _merged(
             raise ValueError(f"--set takes name=value, got {text!r}")
         settings[name] = _value(value)
     return base | {k: v for k, v in flags.items() if v is not None} | {"settings": settings}
+
+
+def _over(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """One table over another, and their settings likewise."""
+    settings = base.get("settings", {}) | more.get("settings", {})
+    return base | more | {"settings": settings}
 
 
 def _value(text: str) -> Any:
@@ -215,9 +219,15 @@ def _run(
             progress.update(tasks[number], completed=record["step"], total=record["total"],
                             note=_note(record, run, group.world))  # fmt: skip
 
+        def prepare() -> None:
+            for run, folder in runs:
+                if folder is not None:
+                    runner.prepared(run, folder, resume)
+
         if group.launched:
-            return runner.launched(runs, resume, on_report)
-        return runner.local(group.world, runs, resume, net, on_report)
+            return runner.launched(runs, prepare, on_report)
+        prepare()
+        return runner.local(group.world, runs, net, on_report)
 
 
 def _note(record: dict[str, Any], run: Run, workers: int) -> str:

@@ -13,6 +13,7 @@ from thinwire.lab.baselines import HALF, PLAIN, POWER
 from thinwire.protocols import Reducer
 
 BASELINES = {"ddp": PLAIN, "fp16-hook": HALF, "powersgd-hook": POWER}  # PyTorch's own, for compare
+OWN = ("mlp", "mnist", "resnet20", "vgg16", "lstm-lm", "lstm-an4")  # networks of ours
 _TABLES = {"job", "size", "recipe", "data", "checkpoint", "settings"}
 
 
@@ -52,6 +53,8 @@ def made(values: dict[str, Any]) -> Run:
         settings=settings, data=values.get("data"), checkpoint=values.get("checkpoint"),
     )  # fmt: skip
     run.reducer()
+    if run.checkpoint is not None and run.job in OWN:
+        raise ValueError(f"--checkpoint is for networks from transformers, {run.job} is not one")
     return run
 
 

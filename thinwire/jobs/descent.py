@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.combinators import memories
+from thinwire.describe import rebuilt
 from thinwire.jobs.job import Settings
+from thinwire.memory import MomentumCorrected
 from thinwire.protocols import Reducer
 
 
@@ -39,9 +42,21 @@ def optimizer_of(
     return kind(groups, lr=rate, betas=(momentum, 0.999))
 
 
+def with_momentum(recipe: Reducer, momentum: float) -> Reducer:
+    """A recipe that applies momentum itself applies as much as the optimizer would have."""
+
+    def change(part: Any) -> Any:
+        mine = isinstance(part, MomentumCorrected) and part.momentum != momentum
+        return replace(part, momentum=momentum) if mine else part
+
+    changed: Reducer = rebuilt(recipe, change)
+    return changed
+
+
 def factor(settings: Settings, step: int, total: int, each: int) -> float:
     """What the highest learning rate is multiplied by; `each` is steps an epoch."""
-    rising = min(settings.of_epochs(settings.warmup, each), total // 2)
+    rising = settings.warmup_steps or settings.of_epochs(settings.warmup, each)
+    rising = min(rising, total // 2)
     if step < rising:
         return (step + 1) / rising
     if settings.schedule == "constant":

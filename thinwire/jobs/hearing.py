@@ -65,11 +65,14 @@ def _heard_figures(rows: Tensor) -> dict[str, float]:
     return {"wer": words / max(of_words, 1), "cer": letters / max(of_letters, 1)}
 
 
+_AN4 = Settings(batch=2, rate=1e-3, epochs=100, weight_decay=1e-4, clip=400.0,
+                schedule="milestones", milestones=tuple(range(1, 100)), gamma=1 / 1.01)  # fmt: skip
+
 JOBS = {
     "lstm-an4": Job(
         about="LSTM speech with CTC, AN4 (Ok-Topk)", data=speech.LAYOUT, make=lstm_an4,
         sizes={"tiny": quick(8, 3e-3, 24, optimizer="adam"),
                "small": Settings(batch=8, rate=1e-3, epochs=20, optimizer="adam", clip=10.0),
-               "paper": Settings(batch=2, rate=1e-3, epochs=100, weight_decay=1e-4, clip=400.0)},
+               "paper": _AN4},
     ),
 }  # fmt: skip

@@ -9,17 +9,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from thinwire.jobs.data.source import MissingData
 
+LAYOUT = "a checkpoint folder with config.json, model.safetensors and tokenizer.json"
+
 
 def resnet(
-    depths: tuple[int, ...], widths: tuple[int, ...], classes: int, stem: int = 64
-) -> nn.Module:
+    depths: tuple[int, ...], widths: tuple[int, ...], classes: int, stem: int = 64,
+    checkpoint: Path | None = None,
+) -> nn.Module:  # fmt: skip
     """Bottleneck ResNets. He et al. 2016 (arXiv 1512.03385)."""
     transformers = _library()
-
+    if checkpoint is not None:
+        return _loaded(transformers.ResNetForImageClassification, checkpoint, classes)
     config = transformers.ResNetConfig(
         depths=list(depths), hidden_sizes=list(widths), embedding_size=stem, num_labels=classes,
         layer_type="bottleneck",
@@ -28,10 +33,14 @@ def resnet(
     return net
 
 
-def vit(width: int, layers: int, heads: int, side: int, patch: int, classes: int) -> nn.Module:
+def vit(
+    width: int, layers: int, heads: int, side: int, patch: int, classes: int,
+    checkpoint: Path | None = None,
+) -> nn.Module:  # fmt: skip
     """Vision transformer. Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
     transformers = _library()
-
+    if checkpoint is not None:
+        return _loaded(transformers.ViTForImageClassification, checkpoint, classes)
     config = transformers.ViTConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * width, image_size=side, patch_size=patch, num_labels=classes,
@@ -83,11 +92,16 @@ def _library() -> Any:
     return transformers
 
 
-def _loaded(kind: Any, folder: Path) -> nn.Module:
+def _loaded(kind: Any, folder: Path, classes: int | None = None) -> nn.Module:
+    """A checkpoint in single precision; a head for other classes than ours begins anew."""
     if not (folder / "model.safetensors").is_file():
-        raise MissingData(
-            f"{folder} has no model.safetensors; expected a checkpoint folder with config.json, "
-            "model.safetensors and tokenizer.json"
+        raise MissingData(f"{folder} has no model.safetensors; expected {LAYOUT}")
+    head = {} if classes is None else {"num_labels": classes, "ignore_mismatched_sizes": True}
+    try:
+        net: nn.Module = kind.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **head
         )
-    net: nn.Module = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    except Exception as error:  # torn, foreign, of another model: all of them say it differently
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise MissingData(f"{folder} cannot be loaded ({first}); expected {LAYOUT}") from None
     return net

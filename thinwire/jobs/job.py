@@ -30,6 +30,7 @@ class Settings:
     weight_decay: float = 0.0
     rate_by_workers: bool = False  # the learning rate is `rate` times their number
     warmup: float = 0.0  # epochs in which the learning rate rises from nothing
+    warmup_steps: int = 0  # the same in steps
     schedule: str = "cosine"  # constant, cosine, linear or milestones
     milestones: tuple[float, ...] = ()  # epochs at which the rate is multiplied by `gamma`
     gamma: float = 0.1
@@ -47,15 +48,17 @@ class Settings:
             if f.type == "float" and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, f.name, float(value))
         _least(self, 1, "batch", "accumulate")
-        _least(self, 0, "steps", "seed", "loaders", "momentum", "weight_decay", "warmup", "clip",
-               "score_every", "save_every")  # fmt: skip
+        _least(self, 0, "steps", "warmup_steps", "seed", "loaders", "momentum", "weight_decay",
+               "warmup", "clip", "score_every", "save_every")  # fmt: skip
         _one_of(self, "optimizer", ("sgd", "adam", "adamw"))
         _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones"))
         _one_of(self, "precision", ("fp32", "bf16", "fp16"))
         for name in ("rate", "bucket_mb"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)!r}")
-        if not self.steps and not self.epochs > 0:
+        if not self.momentum < 1:
+            raise ValueError(f"momentum must be below 1, got {self.momentum!r}")
+        if not self.steps and not 0 < self.epochs < math.inf:
             raise ValueError(f"give steps, or epochs above 0; got epochs={self.epochs!r}")
 
     def of_epochs(self, epochs: float, each: int) -> int:

@@ -17,6 +17,7 @@ from thinwire.jobs.data.source import Batch, Data
 from thinwire.jobs.job import Job, Settings, Source, Task, quick
 
 LIBRARY = {"tiny": 120_000, "small": 400_000}  # characters of Python's own source
+WORDS = 1 << 20  # at paper size all words of the text, be it PTB's 10,000 or WikiText-2's 33,278
 TEXT = f"a folder with {text.LAYOUT}"
 
 
@@ -28,7 +29,9 @@ def lstm_lm(size: str, source: Source) -> Task:
     if source.fake:
         data: Any = fake((((length,), words), ((length,), words)))
     else:
-        first, second, words = text.words(*texts(size, source), words)
+        split = text.signs if source.data is None else text.spaced
+        most = words if size != "paper" else WORDS
+        first, second, words = text.words(*texts(size, source), most, split)
         data = text.Windows(first, length), text.Windows(second, length)
     return _predicting(lambda: recurrent.WordLstm(words, width, layers, drop), data)
 

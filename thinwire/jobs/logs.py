@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def written(path: Path, text: str) -> None:
 def records(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a log; a run that was killed may have left a torn one at the end."""
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:
@@ -55,7 +57,7 @@ class Log:
         kept = [r for r in records(self._path) if r.get("step", 0) <= after] if after else []
         written(self._path, "".join(json.dumps(r) + "\n" for r in kept))
         self._file = self._path.open("ab", buffering=0)
-        self._board = _board(out / "tensorboard", after)
+        self._board = _writing(self._path, lambda: _board(out / "tensorboard", after))
 
     def add(self, record: dict[str, Any]) -> None:
         line = (json.dumps(record) + "\n").encode()
@@ -68,14 +70,24 @@ class Log:
                 self._file.truncate(size)  # no torn line
             raise Refused(f"cannot write {self._path}: {error.strerror}") from None
         if self._board is not None:
-            for name, value in record.items():
-                if name != "step" and isinstance(value, int | float):
-                    self._board.add_scalar(name, value, record["step"])
+            _writing(self._path, lambda: self._draw(record))
+
+    def _draw(self, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                self._board.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         self._file.close()
         if self._board is not None:
-            self._board.close()
+            _writing(self._path, self._board.close)
+
+
+def _writing(path: Path, work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except OSError as error:
+        raise Refused(f"cannot write beside {path}: {error.strerror}") from None
 
 
 def _board(folder: Path, after: int) -> Any:

@@ -18,7 +18,7 @@ from thinwire.jobs import saved
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, Shards, batches, in_order
-from thinwire.jobs.descent import factor, optimizer_of
+from thinwire.jobs.descent import factor, optimizer_of, with_momentum
 from thinwire.jobs.job import Task
 from thinwire.jobs.launch import Place
 from thinwire.jobs.tally import Tally
@@ -54,8 +54,9 @@ class Training:
         self.run, self.place, self.task = run, place, task
         settings = run.settings
         torch.manual_seed(settings.seed)
-        self.net = task.net().to(place.device)
+        self.net = task.net().to(place.device).train()
         recipe = run.reducer()
+        recipe = None if recipe is None else with_momentum(recipe, settings.momentum)
         self.optimizer = optimizer_of(self.net, settings, place.world, recipe)
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=scaled)
@@ -137,21 +138,33 @@ class Training:
             "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(),
         }  # fmt: skip
         own = {
-            "random": torch.get_rng_state(), "tally": self.tally.state(self.sent()),
+            "random": self._random(), "tally": self.tally.state(self.sent()),
             "sync": self.sync.state_dict() if self.sync is not None else {},
         }  # fmt: skip
         saved.save(out, self.step, self.place.rank, shared, own)
 
     def load(self, out: Path) -> None:
         shared, own = saved.load(out, self.place.rank, self.place.world)
-        self.step = shared["step"]
-        self.net.load_state_dict(shared["model"])
-        self.optimizer.load_state_dict(shared["optimizer"])
-        self.scaler.load_state_dict(shared["scaler"])
-        self.tally.load(own["tally"], self.step)
-        if self.sync is not None:
-            self.sync.load_state_dict(own["sync"])
-        torch.set_rng_state(own["random"])
+        try:
+            self.step = int(shared["step"])
+            self.net.load_state_dict(shared["model"])
+            self.optimizer.load_state_dict(shared["optimizer"])
+            self.scaler.load_state_dict(shared["scaler"])
+            self.tally.load(own["tally"], self.step)
+            if self.sync is not None:
+                self.sync.load_state_dict(own["sync"])
+            torch.set_rng_state(own["random"][0])
+            if self.place.device.type == "cuda":
+                torch.cuda.set_rng_state(own["random"][1], self.place.device)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            first = str(error).splitlines()[0]
+            raise Refused(f"the checkpoint in {out} is not of this run ({first})") from None
+
+    def _random(self) -> list[Tensor]:
+        """What dropout will draw from."""
+        device = self.place.device
+        on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_device]
 
 
 def train(
@@ -169,14 +182,14 @@ def train(
 
     What `wrap` makes of the recipe is attached; `after` is given the trained network.
     """
-    task = find(run.job).make(run.size, run.source())
-    _same_data(task, place.world)
+    task = _data(run, place.world)
     training = Training(run, place, task, wrap)
     if resume and out is not None:
         training.load(out)
     figures = _steps(training, out, tell, asked_to_stop)
     finished = training.step >= training.total
     outcome = training.tally.outcome(training.sent())
+    training.tally.close()
     if training.sync is not None:
         training.sync.detach()
     after(training.net)
@@ -185,15 +198,25 @@ def train(
     )
 
 
-def _same_data(task: Task, world: int) -> None:
-    """All ranks must have read the same; on several machines they may not have."""
-    batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
-    sums = [float(column.double().sum()) for column in batch]
-    mine = torch.tensor([len(task.train), len(task.test), *sums], dtype=torch.float64)
-    every = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(every, mine)
+def _data(run: Run, world: int) -> Task:
+    """The task, if all ranks have it and have read the same; on several machines they may not."""
+    task, problem = None, ""
+    sums = torch.zeros(8, dtype=torch.float64)
+    try:
+        task = find(run.job).make(run.size, run.source())
+        batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
+        sizes = [1.0, len(task.train), len(task.test)]
+        mine = [*sizes, *(float(column.double().sum()) for column in batch[:5])]
+        sums[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
+    except Refused as error:
+        problem = str(error)
+    every = [torch.empty_like(sums) for _ in range(world)]
+    dist.all_gather(every, sums)
+    if problem or task is None or any(theirs[0] == 0 for theirs in every):
+        raise Refused(problem or "another worker could not read its data")
     if any(not torch.equal(theirs, every[0]) for theirs in every):
         raise Refused("workers have read different data; give all of them the same files")
+    return task
 
 
 def _steps(
@@ -203,19 +226,21 @@ def _steps(
     score_every = settings.of_epochs(settings.score_every, training.each)
     save_every = settings.of_epochs(settings.save_every, training.each)
     figures: dict[str, float] = {}
-    scored = saved_at = -1
+    scored, saved_at = -1, training.step  # what was just loaded need not be saved
     parts = _parts(training)
     while training.step < training.total and not tally.stopping:
         tally.begin()
         loss = training.take(next(parts))
-        record = tally.end(loss, asked_to_stop())
-        tell({**_counts(training), **record})
+        for record in tally.end(loss, asked_to_stop(), _counts(training)):
+            tell(record)
         if score_every and training.step % score_every == 0:
             figures, scored = training.score(), training.step
             tell({**_counts(training), "elapsed": tally.seconds, **figures})
         if out is not None and save_every and training.step % save_every == 0:
             training.save(out)
             saved_at = training.step
+    for record in tally.flush():
+        tell(record)
     if training.step >= training.total and scored != training.step:
         figures = training.score()
         tell({**_counts(training), "elapsed": tally.seconds, **figures})
@@ -238,10 +263,10 @@ def _parts(training: Training) -> Iterator[list[Batch]]:
 
 def _counts(training: Training) -> dict[str, Any]:
     """Where the training stands."""
-    done = training.sent()
+    done = training.tally.whole(training.sent())
     return {
         "step": training.step, "total": training.total, "density": done["density"],
-        "bytes_sent": training.tally.bytes_before + done["bytes_sent"],
+        "bytes_sent": done["bytes_sent"],
     }  # fmt: skip
 
 

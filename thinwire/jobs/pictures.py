@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +69,9 @@ def resnet(name: str) -> Callable[[str, Source], Task]:
             )
         elif size == "small":
             widths, stem = (64, 128, 256, 512), 32
-        return classified(lambda: hub.resnet(depths, widths, classes, stem), data)
+        return classified(
+            lambda: hub.resnet(depths, widths, classes, stem, source.checkpoint), data
+        )
 
     return make
 
@@ -80,7 +81,8 @@ def vit(size: str, source: Source) -> Task:
     width, layers, heads, patch = {
         "tiny": (64, 2, 2, 8), "small": (192, 6, 3, 4), "paper": (1024, 24, 16, 16),
     }[size]  # fmt: skip
-    return classified(lambda: hub.vit(width, layers, heads, side, patch, classes), data)
+    start = source.checkpoint
+    return classified(lambda: hub.vit(width, layers, heads, side, patch, classes, start), data)
 
 
 def classified(net: Callable[[], nn.Module], data: tuple[Data, Data]) -> Task:
@@ -128,21 +130,29 @@ def _coloured(
     if large == 32 or (folder / "cifar-100-python.tar.gz").is_file():
         return images.cifar(folder, 100), 100, 32
     data = images.folders(folder, large)
-    return data, _kinds(folder), large
-
-
-def _kinds(folder: Path) -> int:
-    return sum(path.is_dir() for path in (folder / "train").iterdir())
+    return data, len(images.kinds(folder / "train")), large
 
 
 _STUDY = Settings(batch=32, rate=0.1, epochs=12, warmup=2, weight_decay=1e-4)
 _SOON = Settings(batch=32, rate=0.05, epochs=4, warmup=0.5, weight_decay=5e-4)
 _DESK = Settings(batch=32, rate=0.05, epochs=10, warmup=1)
 _OKTOPK = Settings(
-    batch=16, rate=0.1, epochs=161, weight_decay=1e-4, schedule="milestones", milestones=(81, 122)
+    batch=16,
+    rate=0.1,
+    epochs=161,
+    warmup=10,
+    weight_decay=1e-4,
+    schedule="milestones",
+    milestones=(81, 122, 155),
 )
 _GTOPK = Settings(
-    batch=32, rate=0.1, epochs=141, weight_decay=1e-4, schedule="milestones", milestones=(81, 122)
+    batch=32,
+    rate=0.1,
+    epochs=141,
+    warmup=10,
+    weight_decay=1e-4,
+    schedule="milestones",
+    milestones=(81, 122),
 )
 _ADTOPK = Settings(
     batch=32, rate=0.0125, rate_by_workers=True, epochs=80, warmup=5, weight_decay=5e-5,

@@ -55,16 +55,25 @@ class SpeechLstm(nn.Module):
 
     def forward(self, sounds: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of letters, (n, steps, letters), and how many steps each recording has."""
-        x = self.conv(sounds)
         steps = (frames + 1) // 2
+        x = sounds
+        for layer in self.conv:  # silence behind a recording's end stays silent
+            x = layer(x)
+            x = x * _inside(x.shape[3], steps if x.shape[3] < sounds.shape[3] else frames)
         x = x.flatten(1, 2).transpose(1, 2)  # (n, steps, features)
         for number, lstm in enumerate(self.lstms):
             if number > 0:
                 x = _normed(self.norms[number - 1], x)
             x, _ = lstm(x)
+        x = x * _inside(x.shape[1], steps)[:, 0, 0, :, None]
         later = nn.functional.pad(x.transpose(1, 2), (0, 20))
         x = nn.functional.hardtanh(self.ahead(later), 0, 20).transpose(1, 2)
         return self.out(_normed(self.norms[-1], x)), steps
+
+
+def _inside(length: int, counts: Tensor) -> Tensor:  # (n,) -> (n, 1, 1, length)
+    """1 where a recording still is, 0 behind its end."""
+    return (torch.arange(length, device=counts.device) < counts[:, None]).float()[:, None, None]
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Runs on workers: one folder a run, skipped if it is done, resumed if it was begun.
 
-DIR/config.toml log.jsonl tensorboard/ checkpoints/ result.json
+    DIR/config.toml log.jsonl tensorboard/ checkpoints/ result.json
+
+Rank 0 looks at the folders and tells the others what it found: their disks may be behind.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ import json
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from thinwire.jobs import config, launch, logs, loop, saved
@@ -23,41 +26,57 @@ from thinwire.lab import workers
 from thinwire.lab.workers import Refused
 
 EVERY = 0.1  # seconds between reports of a step
+LENGTHS = {"epochs", "steps", "score_every", "save_every", "loaders"}  # may change on a resume
+AFRESH = ("powersgd-hook",)  # keeps a state that we cannot save
+NEW, BEGUN, DONE = range(3)
 Report = Callable[[Any], None]
 Placed = Sequence[tuple[Run, Path | None]]  # runs, and the folders of those that are kept
 
 
-def local(world: int, runs: Placed, resume: bool, net: str, on_report: Report) -> list[Outcome]:
+def local(world: int, runs: Placed, net: str, on_report: Report) -> list[Outcome]:
     """On local workers, one run after the other; those already done are read."""
     stop = workers.event()
     outcomes: list[Outcome] = workers.run(
-        world, _worker, list(runs), resume, stop, on_report=on_report, net=net, stop=stop
+        world, _worker, list(runs), stop, on_report=on_report, net=net, stop=stop
     )[0]
     return outcomes
 
 
-def launched(
-    runs: Sequence[tuple[Run, Path | None]], resume: bool, report: Report
-) -> list[Outcome]:
+def launched(runs: Placed, prepare: Callable[[], None], report: Report) -> list[Outcome]:
     """In the group that a launcher has started this process in; signals end it after a step."""
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, frame: asked.append(n))
     place = launch.join()
     try:
+        _together(place, prepare)
         said = report if place.rank == 0 else lambda message: None
-        return _all(place, runs, resume, said, lambda: bool(asked))
+        return _all(place, runs, said, lambda: bool(asked))
     finally:
         dist.destroy_process_group()
 
 
 def prepared(run: Run, out: Path, resume: bool) -> None:
-    """The run's folder, with its configuration; an earlier run is not overwritten by accident."""
+    """Whether the run can have this folder; an earlier one is not overwritten by accident."""
     logs.prepared(out)
     begun = saved.steps(out) or (out / logs.LOG).exists()
     if begun and not resume:
         raise Refused(f"{out} holds a run already; give --resume {out} to go on, or another --out")
-    logs.written(out / logs.CONFIG, config.written(run))
+    if not begun:
+        return
+    changed = _differences(config.made(config.read(out / logs.CONFIG)), run)
+    if changed - LENGTHS:
+        names = ", ".join(sorted(changed - LENGTHS))
+        raise Refused(f"{out} holds a run with other settings ({names}); give another --out")
+    if changed & {"epochs", "steps"}:
+        (out / logs.RESULT).unlink(missing_ok=True)  # there is more to do
+
+
+def _differences(one: Run, other: Run) -> set[str]:
+    """Names of what is not the same in two runs."""
+    apart = {f.name for f in fields(Run) if getattr(one, f.name) != getattr(other, f.name)}
+    first, second = asdict(one.settings), asdict(other.settings)
+    return (apart - {"settings"}) | {name for name in first if first[name] != second[name]}
 
 
 def result(out: Path) -> Outcome | None:
@@ -67,58 +86,91 @@ def result(out: Path) -> Outcome | None:
         return None
     try:
         return Outcome(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise Refused(f"{path} is damaged ({error}); remove it to run again") from None
 
 
-def _worker(
-    rank: int,
-    world: int,
-    report: Report,
-    runs: list[tuple[Run, Path | None]],
-    resume: bool,
-    stop: Any,
-) -> list[Outcome]:
-    return _all(Place(rank=rank, world=world), runs, resume, report, stop.is_set)
+def _worker(rank: int, world: int, report: Report, runs: Placed, stop: Any) -> list[Outcome]:
+    return _all(Place(rank=rank, world=world), runs, report, stop.is_set)
 
 
-def _all(
-    place: Place, runs: Placed, resume: bool, report: Report,
-    asked: Callable[[], bool],
-) -> list[Outcome]:  # fmt: skip
-    outcomes = []
+def _all(place: Place, runs: Placed, report: Report, asked: Callable[[], bool]) -> list[Outcome]:
+    """Outcomes of this rank; of runs that were done before only rank 0 has them."""
+    outcomes: list[Outcome] = []
     for number, (run, out) in enumerate(runs):
-        done = result(out) if out is not None else None
-        if done is None:
-            done = _one(place, run, out, resume, lambda r, n=number: report((n, r)), asked)  # type: ignore[misc]
-        outcomes.append(done)
-        if not done.finished:
+        standing = _standing(place, run, out)
+        if standing == DONE:
+            done = result(out) if out is not None and place.rank == 0 else None
+            outcomes += [done] if done is not None else []
+            continue
+        said = _numbered(report, number)
+        outcome = _one(place, run, out, standing == BEGUN, said, asked)
+        outcomes.append(outcome)
+        if not outcome.finished:
             break
     return outcomes
+
+
+def _numbered(report: Report, number: int) -> Report:
+    return lambda record: report((number, record))
+
+
+def _standing(place: Place, run: Run, out: Path | None) -> int:
+    """New, begun or done, as rank 0 sees it."""
+    if out is None:
+        return NEW
+    found = torch.zeros(1, dtype=torch.int64)
+
+    def look() -> None:
+        if run.recipe in AFRESH and result(out) is None:
+            saved.drop(out)
+        found[0] = DONE if result(out) is not None else BEGUN if saved.steps(out) else NEW
+
+    _together(place, look)
+    dist.broadcast(found, 0)
+    return int(found)
+
+
+def _together(place: Place, work: Callable[[], None]) -> None:
+    """Rank 0 does it; if it was refused, all ranks are."""
+    problem = b""
+    if place.rank == 0:
+        try:
+            work()
+        except ValueError as error:
+            problem = str(error).encode()
+    size = torch.tensor([len(problem)])
+    dist.broadcast(size, 0)
+    if int(size):
+        text = torch.zeros(int(size), dtype=torch.uint8)
+        text[: len(problem)] = torch.tensor(list(problem), dtype=torch.uint8)
+        dist.broadcast(text, 0)
+        raise Refused(bytes(text.tolist()).decode("utf-8", "replace"))
 
 
 def _one(
     place: Place, run: Run, out: Path | None, resume: bool, report: Report,
     asked: Callable[[], bool],
 ) -> Outcome:  # fmt: skip
-    begun = resume and out is not None and bool(saved.steps(out))
-    after = saved.steps(out)[-1] if begun and out is not None else 0
-    log = logs.Log(out, after) if out is not None and place.rank == 0 else None
+    log: logs.Log | None = None
     last = 0.0
 
     def tell(record: dict[str, Any]) -> None:
-        nonlocal last
+        nonlocal last, log
         if place.rank:
             return
+        if log is None and out is not None:  # now that there is something to write
+            logs.written(out / logs.CONFIG, config.written(run))
+            log = logs.Log(out, saved.steps(out)[-1] if resume else 0)
         if log is not None:
             log.add(record)
         if "seconds" not in record or time.monotonic() - last > EVERY:
             last = time.monotonic()
             report(record)
 
-    outcome = loop.train(place, run, out=out, resume=begun, tell=tell, asked_to_stop=asked)
-    if log is not None and out is not None:
+    outcome = loop.train(place, run, out=out, resume=resume, tell=tell, asked_to_stop=asked)
+    if log is not None:
         log.close()
-        if outcome.finished:
-            logs.written(out / logs.RESULT, json.dumps(asdict(outcome), indent=2) + "\n")
+    if out is not None and place.rank == 0 and outcome.finished:
+        logs.written(out / logs.RESULT, json.dumps(asdict(outcome), indent=2) + "\n")
     return outcome

@@ -1,12 +1,15 @@
 """Checkpoints: one folder a step, whole or not there at all, and only plain data in it.
 
-checkpoints/step-00000123/shared.pt   model, optimizer, scaler, counters: rank 0's
-checkpoints/step-00000123/rank-2.pt   what each rank keeps for itself: residuals, random numbers
+    checkpoints/step-00000123/shared.pt   model, optimizer, scaler, counters: rank 0's
+    checkpoints/step-00000123/rank-2.pt   what each rank keeps for itself: residuals, random numbers
+
+All ranks see the same folder.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,30 +24,20 @@ _FOLDER = "checkpoints"
 
 def save(out: Path, step: int, rank: int, shared: dict[str, Any], own: dict[str, Any]) -> None:
     """On all ranks. The folder gets its name when everything is in it; older ones go then."""
-    final = out / _FOLDER / f"step-{step:08d}"
-    part = out / _FOLDER / f".part-{step:08d}"
-    try:
-        part.mkdir(parents=True, exist_ok=True)
-        if rank == 0:
-            torch.save(shared, part / "shared.pt")
-        torch.save(own, part / f"rank-{rank}.pt")
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        shutil.rmtree(part, ignore_errors=True)
-        raise Refused(f"cannot save a checkpoint in {out}: {error}") from None
-    dist.barrier()
-    if rank == 0:
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(part, final)
-        for old in steps(out)[:-1]:
-            shutil.rmtree(out / _FOLDER / f"step-{old:08d}", ignore_errors=True)
-    dist.barrier()
+    home = out / _FOLDER
+    final, part = home / f"step-{step:08d}", home / f".part-{step:08d}"
+    if final.exists():  # the same step of the same run
+        return
+    _all_well("make a folder", out, lambda: _fresh(home, part) if rank == 0 else None)
+    _all_well("save a checkpoint", out, lambda: _write(part, rank, shared, own), undo=part)
+    _all_well("name a checkpoint", out, lambda: _name(home, part, final) if rank == 0 else None)
 
 
 def steps(out: Path) -> list[int]:
     """Steps of which there is a checkpoint, ascending."""
-    found = (out / _FOLDER).glob("step-*") if (out / _FOLDER).is_dir() else []
-    return sorted(int(path.name.removeprefix("step-")) for path in found)
+    found = (out / _FOLDER).iterdir() if (out / _FOLDER).is_dir() else ()
+    names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in found)
+    return sorted(int(name[1]) for name in names if name)
 
 
 def load(out: Path, rank: int, world: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,6 +52,51 @@ def load(out: Path, rank: int, world: int) -> tuple[dict[str, Any], dict[str, An
             f"{folder} was saved by {there} workers, now there are {world}; resume with as many"
         )
     return _read(folder / "shared.pt"), _read(folder / f"rank-{rank}.pt")
+
+
+def drop(out: Path) -> None:
+    """Forget all checkpoints of a run."""
+    shutil.rmtree(out / _FOLDER, ignore_errors=True)
+
+
+def _fresh(home: Path, part: Path) -> None:
+    for stale in home.glob(".part-*") if home.is_dir() else ():
+        shutil.rmtree(stale)
+    part.mkdir(parents=True)
+
+
+def _write(part: Path, rank: int, shared: dict[str, Any], own: dict[str, Any]) -> None:
+    for name, state in (("shared.pt", shared), (f"rank-{rank}.pt", own)):
+        if name != "shared.pt" or rank == 0:
+            with (part / name).open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+
+
+def _name(home: Path, part: Path, final: Path) -> None:
+    os.replace(part, final)
+    folder = os.open(home, os.O_RDONLY)
+    os.fsync(folder)  # the new name is on disk before the old ones go
+    os.close(folder)
+    for old in home.glob("step-*"):
+        if old != final:
+            shutil.rmtree(old)
+
+
+def _all_well(what: str, out: Path, work: Any, undo: Path | None = None) -> None:
+    """Do it; if it failed on any rank, all raise."""
+    problem = ""
+    try:
+        work()
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+    failed = torch.tensor([float(bool(problem))])
+    dist.all_reduce(failed)
+    if failed > 0:
+        if undo is not None:
+            shutil.rmtree(undo, ignore_errors=True)
+        raise Refused(f"cannot {what} in {out}: {problem or 'another worker could not'}")
 
 
 def _read(path: Path) -> dict[str, Any]:

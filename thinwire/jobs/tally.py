@@ -26,13 +26,12 @@ class Tally:
         self.dense_bytes = int(2 * (world - 1) / world * 4 * numel)
         self.stopping = False
         self.resumed = 0  # steps that another process has taken
-        self.bytes_before = 0
         self._before: dict[str, Any] = {}
         self._seconds_before = 0.0
         self._losses: list[float] = []
         self._seconds: list[float] = []
         self._begin = 0.0
-        self._pending: tuple[Any, Tensor] | None = None
+        self._pending: tuple[Any, Tensor, dict[str, Any]] | None = None
 
     @property
     def seconds(self) -> float:
@@ -42,26 +41,36 @@ class Tally:
     def begin(self) -> None:
         self._begin = time.perf_counter()
 
-    def end(self, loss: Tensor, stop: bool) -> dict[str, float]:
-        """Closes a step; what is known by now: its time, and the mean loss of the one before."""
-        self._collect()
+    def end(self, loss: Tensor, stop: bool, counts: dict[str, Any]) -> list[dict[str, Any]]:
+        """Closes a step. What is known by now are records of the steps before it."""
+        known = self.flush()
         both = torch.tensor([float(loss), float(stop)], dtype=torch.float64)
-        self._pending = dist.all_reduce(both, group=self._group, async_op=True), both
+        work = dist.all_reduce(both, group=self._group, async_op=True)
         self._seconds.append(time.perf_counter() - self._begin)
-        record = {"elapsed": self.seconds, "seconds": self._seconds[-1]}
-        return record | ({"loss": self._losses[-1]} if self._losses else {})
+        self._pending = work, both, {
+            **counts, "elapsed": self.seconds, "seconds": self._seconds[-1]
+        }  # fmt: skip
+        return known
 
-    def _collect(self) -> None:
+    def flush(self) -> list[dict[str, Any]]:
+        """The record of the last step, with the mean loss of all ranks, if it was not told yet."""
         if self._pending is None:
-            return
-        work, both = self._pending
+            return []
+        work, both, record = self._pending
         work.wait()
         self._pending = None
         self._losses.append(float(both[0]) / self._world)
         self.stopping = self.stopping or bool(both[1] > 0)
+        return [{**record, "loss": self._losses[-1]}]
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._group)
+
+    def whole(self, sent: dict[str, Any]) -> dict[str, Any]:
+        """With what was sent before the run was resumed."""
+        return _together(self._before, sent)
 
     def outcome(self, sent: dict[str, Any]) -> dict[str, Any]:
-        self._collect()
         few = max(1, min(SHOWN, len(self._losses) // 3))
         return {
             "loss": statistics.mean(self._losses[-few:]) if self._losses else float("nan"),
@@ -72,15 +81,19 @@ class Tally:
         }
 
     def state(self, sent: dict[str, Any]) -> dict[str, Any]:
-        self._collect()
+        """A step whose loss is not known yet is known to whoever waits for it."""
+        if self._pending is not None:
+            self._pending[0].wait()
+        late = [] if self._pending is None else [float(self._pending[1][0]) / self._world]
         return {
-            "seconds": self.seconds, "losses": self._losses, "sent": _together(self._before, sent)
-        }  # fmt: skip
+            "seconds": self.seconds,
+            "losses": self._losses + late,
+            "sent": self.whole(sent),
+        }
 
     def load(self, state: dict[str, Any], step: int) -> None:
         self._seconds_before, self._losses = state["seconds"], list(state["losses"])
         self._before, self.resumed = dict(state["sent"]), step
-        self.bytes_before = int(self._before["bytes_sent"])
 
 
 def _together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Divisions are rounded as the CPU rounds them, so that codes are the same bits on every device.
 Positions by blocks of 65,536 and Golomb-Rice codes are scans, searches and scattered writes, which
-torch has; they run as in `bits` and `rice`.
+torch has; they run as in `bits` and `rice`. Decoders of positions make the host wait for the
+device: what came over the wire is checked before it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step is measured with: a few built-in models, or a function of the user's.
+"""What a step is measured with: a few built-in models, the papers' jobs, or a user's function.
 
 A maker is a function of the batch size that returns a module and the inputs it is called with. A
 module that returns a single number is taken to return its loss; of anything else the mean of the
@@ -11,12 +11,15 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.jobs import vision
+from thinwire.jobs.catalogue import JOBS
+from thinwire.jobs.job import FAKE, Source, Task
 
 Made = tuple[nn.Module, tuple[Any, ...]]
 Maker = Callable[[int], Made]
@@ -55,10 +58,13 @@ def maker(name: str) -> Maker:
     """A built-in model by name, or `module:function` from the current folder or the path."""
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name in JOBS:
+        return partial(_job, name)
     place, colon, function = name.partition(":")
     if not colon:
         raise ValueError(
-            f"unknown model {name!r}; built in are {', '.join(BUILT_IN)}, or give module:function"
+            f"unknown model {name!r}; there are {', '.join(dict.fromkeys([*BUILT_IN, *JOBS]))}, or "
+            "give module:function"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -89,6 +95,23 @@ def loss_of(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise ValueError(f"the model must return a tensor, got {type(output).__name__}")
     return output if output.dim() == 0 else output.square().mean()
+
+
+class _Losing(nn.Module):
+    """A job's network that returns its loss."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.net, self._loss = task.net(), task.loss
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self._loss(self.net, batch)
+
+
+def _job(name: str, batch: int) -> Made:
+    """A job at the size of its paper, on random inputs."""
+    task = JOBS[name].make("paper", Source(data=FAKE))
+    return _Losing(task), task.train.batch(torch.arange(batch), None)
 
 
 def _linear(layers: int, width: int, batch: int) -> Made:

@@ -162,7 +162,7 @@ class _Contender:
         recipe = recipes.parse(call)
         attach(self._ddp, recipe, optimizer=self._optimizer)
         plans = [part for part in parts(recipe) if isinstance(part, Planned)]
-        trials = sum(plan.tries * len(plan.choices) for plan in plans)
+        trials = sum(plan.longest for plan in plans)
         first = [self._step() for _ in range(trials + 3)]  # buckets are made anew after the first
         length = agreed([first[-1]], comm)[0]
         self._count = max(1, min(STEPS, round(SECONDS / length / TURNS)))

@@ -61,7 +61,6 @@ def run(
             context.Process(
                 target=_work,
                 args=(rank, world, store, spaces[rank], os.getpid(), messages, function, args),
-                daemon=True,  # multiprocessing ends daemons when this process exits
             )
             for rank in range(world)
         ]
@@ -105,14 +104,9 @@ def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]
 
 
 def _end(workers: list[Any]) -> None:
-    started = [worker for worker in workers if worker.pid is not None]
-    for worker in started:
-        worker.terminate()
-    deadline = time.monotonic() + 2.0
-    for worker in started:
-        worker.join(max(0.0, deadline - time.monotonic()))
-        if worker.is_alive():
-            worker.kill()
+    for worker in workers:
+        if worker.pid is not None:
+            worker.kill()  # it ignores gentler ways
             worker.join()
 
 
@@ -126,7 +120,8 @@ def _work(
     function: Callable[..., Any],
     args: Any,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone decides how to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # which may come to the whole group
+        signal.signal(number, signal.SIG_IGN)  # the parent alone decides how to end
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if space is None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

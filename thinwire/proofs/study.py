@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -13,6 +12,7 @@ from thinwire.combinators import memories
 from thinwire.proofs.observe import Note, Observer, observed
 from thinwire.proofs.verdict import Verdict, verdicts
 from thinwire.protocols import Reducer
+from thinwire.schedule import at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,8 @@ class Study:
 
     def __init__(self, recipe: Reducer, every: int) -> None:
         self._observer = Observer(every=every)
-        self._remembers = bool(memories(recipe))
+        kept = [getattr(memory, "decay", 1.0) for memory in memories(recipe)]
+        self._decay = min((at(decay, 0) for decay in kept), default=None)
         self._divergence = 0.0
 
     def wrap(self, recipe: Reducer) -> Reducer:
@@ -45,9 +46,8 @@ class Study:
 
     def proof(self, name: str) -> Proof:
         notes = self._observer.notes
-        return Proof(
-            recipe=name, notes=notes, verdicts=verdicts(notes, self._divergence, self._remembers)
-        )
+        found = verdicts(notes, self._divergence, self._decay)
+        return Proof(recipe=name, notes=notes, verdicts=found)
 
 
 def divergence(net: nn.Module) -> float:
@@ -58,7 +58,9 @@ def divergence(net: nn.Module) -> float:
         dist.all_reduce(low, op=dist.ReduceOp.MIN)
         dist.all_reduce(high, op=dist.ReduceOp.MAX)
         most = max(most, float((high - low).max()) if p.numel() else 0.0)
-        if not bool(torch.isfinite(high).all()):
+        broken = (~p.detach().isfinite()).float().sum()
+        dist.all_reduce(broken)
+        if broken > 0:
             return float("inf")
     return most
 

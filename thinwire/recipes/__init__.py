@@ -2,7 +2,8 @@
 
 A recipe is a function that returns a reducer. Numbers may be schedules; defaults are the paper's,
 without warm-up. `parse("adtopk(density=0.01)")` reads the same call from a string, in which a
-number may be written as a schedule: "topk(density=Ramp(start=0.25, end=0.01, steps=500))".
+number may be written as a schedule: "topk(density=Ramp(start=0.25, end=0.01, steps=500))", and a
+memory with its options: "topk(memory=Residual(learning_rate=True))".
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from thinwire import schedule
+from thinwire import memory, schedule
 from thinwire.protocols import Reducer
 from thinwire.recipes.alldimension import adtopk
 from thinwire.recipes.auto import auto
@@ -48,6 +49,7 @@ __all__ = [  # noqa: RUF022  (the order in which people read them)
 ]  # fmt: skip
 
 SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")
+MEMORIES = ("MomentumCorrected", "Residual")
 
 
 def names() -> list[str]:
@@ -85,12 +87,13 @@ def __getattr__(name: str) -> Callable[..., Reducer]:
 
 
 def _argument(node: ast.expr, call: str) -> Any:
-    """A literal, or a schedule of literals."""
+    """A literal, or a schedule or a memory with such arguments."""
     named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
-    if isinstance(node, ast.Call) and named in SCHEDULES:
-        args = [_literal(arg, call) for arg in node.args]
-        keywords = {str(k.arg): _literal(k.value, call) for k in node.keywords}
-        return _called(getattr(schedule, str(named)), args, keywords, ast.unparse(node))
+    if isinstance(node, ast.Call) and named in SCHEDULES + MEMORIES:
+        args = [_argument(arg, call) for arg in node.args]
+        keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
+        home = schedule if named in SCHEDULES else memory
+        return _called(getattr(home, str(named)), args, keywords, ast.unparse(node))
     return _literal(node, call)
 
 
@@ -99,8 +102,8 @@ def _literal(node: ast.expr, call: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError(
-            f"arguments of a recipe must be literals, or schedules ({', '.join(SCHEDULES)}), got "
-            f"{call!r}"
+            f"arguments of a recipe must be literals, schedules ({', '.join(SCHEDULES)}) or "
+            f"memories ({', '.join(MEMORIES)}), got {call!r}"
         ) from None
 
 

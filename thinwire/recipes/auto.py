@@ -23,6 +23,7 @@ KNOWN: dict[str, Callable[..., Reducer]] = {
         dense,
     )
 }  # fmt: skip
+FINALS = 0.15  # of the shortest step: who is as near as that is tried once more
 AMONG = ("topk", "adtopk", "acpsgd", "oktopk", "bf16", "dense")
 
 
@@ -37,9 +38,10 @@ def auto(
 ) -> Reducer:
     """The recipe whose steps are shortest here: each is tried for some steps, then all ranks agree.
 
-    `among` names them; dense must be one of them, and stays unless another is 3 % faster. What one
-    has left over the next one sends, so no gradient is lost on the way. The choice is saved with
-    the state; `sync.replan()` asks for a new one. It depends on times, so two trainings may differ.
+    `among` names them; those within 15 % of the fastest are tried twice. Dense must be one of them,
+    and stays unless another is 3 % faster. What one has left over the next one sends, so no
+    gradient is lost on the way. The choice is saved with the state; `sync.replan()` asks for a new
+    one. It depends on times, so two trainings may differ.
     Source: our own; `thinwire plan` predicts the outcome.
     """
     unknown = [name for name in among if name not in KNOWN]
@@ -49,7 +51,8 @@ def auto(
         )
     choices = tuple((name, _bare(KNOWN[name], density=density, rank=rank)) for name in among)
     decide = Fastest(home=list(among).index("dense"))
-    return remembered(memory, warmup, Planned(choices=choices, decide=decide, tries=tries))
+    plan = Planned(choices=choices, decide=decide, tries=tries, finals=FINALS)
+    return remembered(memory, warmup, plan)
 
 
 def _bare(recipe: Callable[..., Reducer], **numbers: Any) -> Reducer:

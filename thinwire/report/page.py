@@ -88,8 +88,12 @@ def html(page: Page) -> str:
 def write(page: Page, path: Path) -> None:
     """All of it or nothing."""
     part = path.with_name(f".{path.name}.part")
-    part.write_text(html(page), encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(html(page), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
 
 
 def drawing(figure: Any) -> str:

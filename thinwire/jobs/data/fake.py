@@ -14,12 +14,13 @@ SIZE = 1 << 20  # examples it pretends to have
 
 @dataclass(frozen=True)
 class Fake:
-    """The first batch of other data, over and over: loading it costs nothing."""
+    """The same few examples over and over: loading them costs nothing."""
 
-    example: Batch  # one example a row, wherever rows are
+    example: Batch  # one example a row
+    size: int
 
     def __len__(self) -> int:
-        return SIZE
+        return self.size
 
     def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch:
         rows = chosen % len(self.example[0])
@@ -35,5 +36,4 @@ def fake(shapes: tuple[tuple[tuple[int, ...], int], ...], rows: int = 64) -> tup
         else torch.randn(rows, *shape, generator=draw)
         for shape, bound in shapes
     )
-    made = Fake(columns)
-    return made, made
+    return Fake(columns, SIZE), Fake(columns, rows)  # a test of them should not take long

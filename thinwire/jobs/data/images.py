@@ -102,22 +102,30 @@ def mnist(folder: Path) -> tuple[Pictures, Pictures]:
 
 def folders(folder: Path, side: int) -> tuple[Data, Data]:
     """ImageNet's layout: train/<class>/*.JPEG and val/<class>/*.JPEG."""
+    known = kinds(folder / "train")
+    strange = set(kinds(folder / "val")) - set(known)
+    if strange:
+        raise MissingData(f"{folder / 'val'} has kinds that train/ lacks: {', '.join(strange)}")
     parts = []
     for name in ("train", "val"):
-        root = folder / name
-        classes = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
         files = [
             (path, label)
-            for label, kind in enumerate(classes)
-            for path in sorted((root / kind).iterdir())
+            for label, kind in enumerate(known)
+            if (folder / name / kind).is_dir()
+            for path in sorted((folder / name / kind).iterdir())
             if path.suffix.lower() in (".jpeg", ".jpg", ".png")
         ]
         if not files:
             raise MissingData(
-                f"{root} has no pictures; expected train/<class>/*.JPEG and val/<class>/*.JPEG"
+                f"{folder / name} has no pictures; expected train/<class>/*.JPEG and "
+                "val/<class>/*.JPEG"
             )
         parts.append(Folder(tuple(p for p, _ in files), torch.tensor([y for _, y in files]), side))
     return parts[0], parts[1]
+
+
+def kinds(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.jobs.data.source import Batch, MissingData
+from thinwire.jobs.data.source import Batch, MissingData, contents
 from thinwire.jobs.data.text import END, FIRST, PAD
 
 LAYOUT = "train-v1.1.json and dev-v1.1.json, as published"
@@ -41,9 +41,11 @@ def squad(folder: Path) -> tuple[list[Question], list[Question]]:
         if not path.is_file():
             raise MissingData(f"{folder} has no {name}; expected {LAYOUT}")
         try:
-            parts.append(_read(json.loads(path.read_text(encoding="utf-8"))))
+            parts.append(_read(json.loads(contents(path))))
         except (ValueError, KeyError, TypeError) as error:
             raise MissingData(f"{path} is not SQuAD v1.1 ({error!r}); get it anew") from None
+    if not all(parts):
+        raise MissingData(f"{folder} holds no questions; get it anew")
     return parts[0], parts[1]
 
 
@@ -150,7 +152,7 @@ def best_span(
 ) -> tuple[float, int, int]:
     """The likeliest span of up to `longest` tokens: its score, and where it begins and ends."""
     inside = torch.tensor([a >= 0 for a, _ in spans])
-    pair = starts.float()[:, None] + ends.float()[None, :]
+    pair = starts.float().cpu()[:, None] + ends.float().cpu()[None, :]
     near = torch.ones_like(pair).triu().tril(longest - 1) > 0
     pair = pair.masked_fill(~(near & inside[:, None] & inside[None, :]), -torch.inf)
     place = int(pair.argmax())

@@ -94,7 +94,10 @@ class _Picked(Dataset[Batch]):
 
 def batches(data: Data, picks: Sampler[Pick] | list[Pick], loaders: int = 0) -> DataLoader[Batch]:
     """The batches picked; `loaders` processes read ahead."""
-    return DataLoader(_Picked(data), sampler=picks, batch_size=None, num_workers=loaders)
+    own = torch.Generator()  # it would draw from the global one, which dropout needs on a resume
+    return DataLoader(
+        _Picked(data), sampler=picks, batch_size=None, num_workers=loaders, generator=own
+    )
 
 
 def in_order(size: int, batch: int, rank: int, world: int) -> list[Pick]:
@@ -111,9 +114,17 @@ def required(folder: Path, names: tuple[str, ...], layout: str) -> list[Path]:
     return [folder / name for name in names]
 
 
+def contents(path: Path) -> bytes:
+    """All of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MissingData(f"cannot read {path}: {error.strerror}") from None
+
+
 def checked(path: Path, md5: str) -> bytes:
     """The file's bytes, if they are the ones published."""
-    data = path.read_bytes()
+    data = contents(path)
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != md5:
         raise MissingData(f"{path} is damaged: its MD5 is {found}, published is {md5}; get it anew")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thinwire.jobs.data.source import Batch, MissingData
+from thinwire.jobs.data.source import Batch, MissingData, contents
 
 ALPHABET = "_'ABCDEFGHIJKLMNOPQRSTUVWXYZ "  # the first is CTC's blank
 LAYOUT = "train/**/*.wav with train/**/*.txt of the same names, and test/ alike (16 kHz, mono)"
@@ -45,6 +45,7 @@ class Recordings:
 
     waves: Sequence[Tensor | Path]
     said: Sequence[str]
+    faster: float = 0.15  # training ones are played up to so much faster or slower
 
     def __len__(self) -> int:
         return len(self.said)
@@ -66,7 +67,7 @@ class Recordings:
         if draw is None:
             return sound
         gain, speed = torch.rand(2, generator=draw).tolist()  # louder or softer, faster or slower
-        size = round(len(sound) / (0.85 + 0.3 * speed))
+        size = round(len(sound) / (1 + self.faster * (2 * speed - 1)))
         stretched = torch.nn.functional.interpolate(sound[None, None], size=size, mode="linear")
         return stretched[0, 0] * float(10 ** ((14 * gain - 6) / 20))
 
@@ -79,7 +80,9 @@ def an4(folder: Path) -> tuple[Recordings, Recordings]:
         if not waves or any(path.stem not in texts for path in waves):
             what = "recording without its transcript" if waves else "no recordings"
             raise MissingData(f"{folder / name}: {what}; expected {LAYOUT}")
-        said = [texts[path.stem].read_text(encoding="utf-8").strip().upper() for path in waves]
+        said = [
+            contents(texts[path.stem]).decode("utf-8", "replace").strip().upper() for path in waves
+        ]
         parts.append(Recordings(waves, said))
     return parts[0], parts[1]
 
@@ -90,7 +93,7 @@ def tones(train: int = 192, test: int = 48) -> tuple[Recordings, Recordings]:
     parts = []
     for count in (train, test):
         said = [SPOKEN[int(i)] for i in torch.randint(len(SPOKEN), (count,), generator=draw)]
-        parts.append(Recordings([_sung(word, draw) for word in said], said))
+        parts.append(Recordings([_sung(word, draw) for word in said], said, 0.0))  # pitch is all
     return parts[0], parts[1]
 
 
@@ -101,6 +104,8 @@ def encoded(text: str) -> Tensor:
 
 def greedy(scores: Tensor) -> str:  # (frames, letters)
     """The likeliest letter of every frame, repetitions and blanks dropped."""
+    if len(scores) == 0:
+        return ""
     best = scores.argmax(dim=1)
     kept = best[torch.cat([best.new_ones(1, dtype=torch.bool), best[1:] != best[:-1]])]
     return "".join(ALPHABET[i] for i in kept.tolist() if i)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import re
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.jobs.data.source import Batch, MissingData
+from thinwire.jobs.data.source import Batch, MissingData, contents
 
 STANDARD = ("argparse.py", "ast.py", "datetime.py", "decimal.py", "inspect.py", "tarfile.py",
             "textwrap.py", "threading.py", "typing.py", "zipfile.py")  # fmt: skip
@@ -59,7 +60,7 @@ def _part(folder: Path, part: str) -> Path | None:
 
 def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = contents(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise MissingData(f"{path} is no UTF-8 text ({error}); get it anew") from None
     if not text.strip():
@@ -67,9 +68,14 @@ def _read(path: Path) -> str:
     return text
 
 
-def words(train: str, test: str, most: int) -> tuple[Tensor, Tensor, int]:
-    """Both texts as numbers of words, and how many there are; rare ones are the unknown word."""
-    parts = [_split(train), _split(test)]
+def words(
+    train: str, test: str, most: int, split: Callable[[str], list[str]]
+) -> tuple[Tensor, Tensor, int]:
+    """Both texts as numbers of words, and how many there are; rarer ones are the unknown word.
+
+    `split` is `spaced` for text that is cut into words already, as PTB and WikiText are.
+    """
+    parts = [split(train), split(test)]
     common = collections.Counter(parts[0])
     common.pop(UNKNOWN, None)
     order = sorted(common, key=lambda word: (-common[word], word))[: most - 1]
@@ -78,9 +84,14 @@ def words(train: str, test: str, most: int) -> tuple[Tensor, Tensor, int]:
     return first, second, len(number)
 
 
-def _split(text: str) -> list[str]:
-    """Words and signs; the end of a line is a word too."""
-    return re.findall(r"<unk>|\w+|[^\w\s]|\n", text)
+def signs(text: str) -> list[str]:
+    """Words and signs of a program; the end of a line is a word too."""
+    return re.findall(r"\w+|[^\w\s]|\n", text)
+
+
+def spaced(text: str) -> list[str]:
+    """What stands between spaces; the end of a line is a word too."""
+    return text.replace("\n", " <eos> ").split()
 
 
 def pieces(train: str, most: int, checkpoint: Path | None = None) -> Any:
@@ -183,7 +194,9 @@ class Sentences:
 
     def _masked(self, ids: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         special = torch.isin(ids, torch.tensor([self.marks[m] for m in (PAD, FIRST, END)]))
-        guess = (torch.rand(ids.shape, generator=draw) < 0.15) & ~special
+        chance = torch.rand(ids.shape, generator=draw).masked_fill(special, 2.0)
+        guess = (chance < 0.15) | (chance == chance.min(dim=1, keepdim=True).values)  # at least one
+        guess &= ~special
         how = torch.rand(ids.shape, generator=draw)
         other = torch.randint(self.vocabulary, ids.shape, generator=draw)
         masked = torch.where(guess & (how < 0.8), self.marks[MASK], ids)
