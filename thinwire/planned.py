@@ -101,7 +101,8 @@ class Planned:
             ours = tuple(slot for slot in slots if picked[slot.name] == number)
             if ours:
                 thinner = float(scope.of(ours[0]).get("thinner", 1.0))
-                part = Layout(ours, bucket.layout.numel)
+                # the whole layout, where it is one choice's, knows its runs already
+                part = bucket.layout if ours == slots else Layout(ours, bucket.layout.numel)
                 child = replace(bucket, layout=part, thinner=thinner)
                 results.append((child, reducer.reduce(child.at(name), comm)))
         return joined(bucket, results)
