@@ -8,6 +8,7 @@ import torch
 from thinwire import Bucket, recipes
 from thinwire.combinators import dense_form, memories, remembers
 from thinwire.comm import local
+from thinwire.memory import Residual
 from thinwire.schedule import Piecewise, Ramp, at, checked_density, dgc_ramp, stages
 
 
@@ -74,8 +75,10 @@ def test_schedules_can_be_written_on_the_command_line():
     written = recipes.parse("topk(density=Ramp(start=0.25, end=0.01, steps=500))")
     assert written == recipes.topk(density=Ramp(start=0.25, end=0.01, steps=500))
     assert recipes.parse("powersgd(rank=stages((1, 4), 100))").inner.frame.rank(150) == 4
-    with pytest.raises(ValueError, match="literals, or schedules"):
+    with pytest.raises(ValueError, match="must be literals, schedules"):
         recipes.parse("topk(density=eval('1'))")
+    memory = recipes.parse("topk(memory=Residual(decay=Ramp(start=1.0, end=0.9, steps=5)))").memory
+    assert memory == Residual(decay=Ramp(start=1.0, end=0.9, steps=5))
     with pytest.raises(ValueError, match="missing a required"):
         recipes.parse("topk(density=Ramp(start=0.25))")
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from typer.testing import CliRunner
 
 from thinwire import recipes
+from thinwire.cli.app import app
 from thinwire.lab import netns, workers
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +44,7 @@ def torchrun(workers: int, *command: str, cwd: Path) -> subprocess.CompletedProc
 
 def test_demo_is_honest() -> None:
     """The whole demo: dense converges, is not perfect, and adtopk ends within one point of it."""
-    done = thinwire("demo")
+    done = thinwire("demo", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = dict(re.findall(r"^(\w+\(.*?\)) +([\d.]+) %", done.stdout, re.MULTILINE))
@@ -88,10 +90,17 @@ def test_demo_with_other_numbers() -> None:
     ],
 )
 def test_wrong_calls_exit_with_2(arguments: tuple[str, ...], said: str) -> None:
-    done = thinwire(*arguments)
+    done = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+    assert done.exit_code == 2
+    assert said in " ".join(re.sub("[│╭╮╰╯─]", " ", done.output).split())
+    assert "Traceback" not in done.output
+
+
+def test_the_command_itself_exits_with_2() -> None:
+    done = thinwire("list", "--net", "fast")
     assert done.returncode == 2
-    assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    assert "a rate is a number and a unit" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr and not done.stdout
 
 
 def test_list() -> None:
@@ -162,7 +171,7 @@ def test_bench_kernels(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 15
+    assert len(rows) == 22
     assert all(row["seconds"] > 0 and row["unit"] > 0 for row in rows)
 
 

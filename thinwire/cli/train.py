@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ Setting = Annotated[
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Steps = Annotated[int | None, typer.Option(help="Steps, instead of epochs.")]
 Batch = Annotated[int | None, typer.Option(help="Examples a worker.")]
+LONGEST = 120  # letters of a recipe in a folder's name
 Rate = Annotated[float | None, typer.Option(help="Highest learning rate.")]
 
 
@@ -81,7 +83,7 @@ def train(
     if not group.first:
         return
     (outcome,) = outcomes
-    console.print(_table([run], [outcome]))
+    _print([run], [outcome])
     if not outcome.finished:
         where = f"; go on with --resume {folder}" if folder is not None else ""
         console.print(f"Stopped after step {outcome.steps}{where}.", highlight=False)
@@ -125,7 +127,7 @@ def compare(
     if not group.first:
         return
     done = runs[: len(outcomes)]
-    console.print(_table(done, outcomes))
+    _print(done, outcomes)
     if out is not None:
         with reported():
             entries = [compared.Entry.read(f, run) for run, f in placed if f and runner.result(f)]
@@ -199,6 +201,8 @@ def _seeded(run: Run, seed: int) -> Run:
 def _folder(run: Run, workers: int, net: str) -> str:
     """A name that tells runs apart, and that a file system takes."""
     call = re.sub(r"[^A-Za-z0-9.=-]+", "_", run.recipe).strip("_")
+    if len(call) > LONGEST:
+        call = f"{call[:LONGEST]}-{hashlib.sha256(run.recipe.encode()).hexdigest()[:8]}"
     return f"{run.job}-{run.size}-{workers}x{net}-{call}-seed{run.settings.seed}"
 
 
@@ -246,13 +250,17 @@ def _note(record: dict[str, Any], run: Run, workers: int) -> str:
 _COUNTS = {"step", "total", "elapsed", "bytes_sent", "density", "seconds"}
 
 
-def _table(runs: list[Run], outcomes: list[Outcome]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    head, *rows = compared.table(
-        [(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
-    )
-    for number, name in enumerate(head):
-        table.add_column(name, justify="left" if number == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
+    """A table a job."""
+    jobs = list(dict.fromkeys(run.job for run in runs))
+    for job in jobs:
+        mine = [pair for pair in zip(runs, outcomes, strict=True) if pair[0].job == job]
+        table = Table(box=None, pad_edge=False, title_justify="left")
+        table.title = job if len(jobs) > 1 else None
+        head, *rows = compared.table(mine)
+        for number, name in enumerate(head):
+            side = "left" if number == 0 else "right"
+            table.add_column(name, justify=side, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)

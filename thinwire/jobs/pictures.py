@@ -173,7 +173,7 @@ JOBS = {
     ),
     "resnet20": Job(
         about="ResNet-20, CIFAR-10 (gTop-k)", data=CIFAR_LAYOUT, make=resnet20,
-        sizes={"tiny": quick(16, 0.1, 60), "small": _STUDY, "paper": _GTOPK},
+        sizes={"tiny": quick(16, 0.1, 40), "small": _STUDY, "paper": _GTOPK},
     ),
     "resnet50": Job(
         about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", data=IMAGENET_LAYOUT,
@@ -191,7 +191,7 @@ JOBS = {
     ),
     "vit": Job(
         about="ViT-L/16, ImageNet (ADTopk)", data=IMAGENET_LAYOUT, make=vit,
-        sizes={"tiny": quick(16, 2e-3, 80, optimizer="adamw"),
+        sizes={"tiny": quick(16, 2e-3, 60, optimizer="adamw"),
                "small": Settings(batch=32, rate=1e-3, epochs=10, optimizer="adamw", warmup=1),
                "paper": _VIT},
     ),

@@ -50,17 +50,13 @@ def headline(outcome: Outcome) -> str:
 
 
 def table(results: Sequence[Result]) -> list[list[str]]:
-    """A row for every job and recipe, its seeds together."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
+    """A row for every recipe of one job, its seeds together."""
+    groups: dict[str, list[Outcome]] = {}
     for run, outcome in results:
-        groups.setdefault((run.job, run.recipe), []).append(outcome)
-    several = len({job for job, _ in groups}) > 1
-    names = {headline(outcome) for _, outcome in results}
-    figure = names.pop() if len(names) == 1 else "score"
+        groups.setdefault(run.recipe, []).append(outcome)
+    figure = headline(results[0][1])
     rows = [["recipe", figure, "loss", "MB", "x less", "messages", "density", "ms", "s"]]
-    for (job, recipe), outcomes in groups.items():
-        first = f"{job} {recipe}" if several else recipe
-        rows.append([first, _score(outcomes, figure == "score"), *_cells(outcomes)])
+    rows += [[call, _score(found, figure), *_cells(found)] for call, found in groups.items()]
     return rows
 
 
@@ -78,18 +74,14 @@ def _cells(outcomes: list[Outcome]) -> list[str]:
     ]  # fmt: skip
 
 
-def _score(outcomes: list[Outcome], named: bool) -> str:
+def _score(outcomes: list[Outcome], name: str) -> str:
     """The headline figure; with several seeds, their mean and standard deviation."""
-    name = headline(outcomes[0])
     values = [o.figures[name] for o in outcomes if name in o.figures]
     if not values:
         return ""
-    share = name in ("accuracy", "f1", "wer")
-    scale, unit = (100, " %") if share else (1, "")
+    scale, unit = (100, " %") if name in ("accuracy", "f1", "wer") else (1, "")
     shown = f"{scale * statistics.mean(values):.4g}{unit}"
-    if len(values) > 1:
-        shown += f" ± {scale * statistics.stdev(values):.2g}"
-    return f"{name} {shown}" if named else shown
+    return f"{shown} ± {scale * statistics.stdev(values):.2g}" if len(values) > 1 else shown
 
 
 def page(entries: Sequence[Entry]) -> Page:

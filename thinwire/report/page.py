@@ -27,6 +27,7 @@ _TEMPLATE = """<!doctype html>
   th { color: #6b7280; font-weight: 600; border-bottom: 1px solid #d8dbe2; }
   tr.best td { font-weight: 600; }
   .scroll { overflow-x: auto; }
+  figure { display: inline-block; margin: .3rem .6rem .3rem 0; max-width: 100%; }
   svg { max-width: 100%; height: auto; }
   li { margin: .1rem 0; }
   footer { color: #6b7280; margin: 2rem 0; font-size: .85rem; }
