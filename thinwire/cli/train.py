@@ -259,8 +259,7 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
         table.title = job if len(jobs) > 1 else None
         head, *rows = compared.table(mine)
         for number, name in enumerate(head):
-            side = "left" if number == 0 else "right"
-            table.add_column(name, justify=side, overflow="fold")
+            table.add_column(name, justify="right" if number else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -42,15 +42,20 @@ def _unpack(data, n, out, BITS: tl.constexpr, EACH: tl.constexpr, B: tl.constexp
 
 
 @triton.jit
-def _int8(x, n, block, scale, codes, B: tl.constexpr):
-    """One program a block of numbers."""
+def _block(x, n, block, B: tl.constexpr):
+    """This program's block of numbers: where, which of them, and the bits of the largest."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, B)
     at = row * block + column
     inside = (column < block) & (at < n)
     value = tl.load(x + at, mask=inside, other=0.0)
     top = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    broken = top >= 0x7F800000
+    return row, at, inside, value, top, top >= 0x7F800000
+
+
+@triton.jit
+def _int8(x, n, block, scale, codes, B: tl.constexpr):
+    row, at, inside, value, top, broken = _block(x, n, block, B)
     step = tl.div_rn(top.to(tl.float32, bitcast=True), 127.0)
     share = tl.div_rn(value, tl.where(step == 0.0, 1.0, step))
     near = (share + 12582912.0) - 12582912.0  # to the nearest whole number, of two the even
@@ -62,13 +67,7 @@ def _int8(x, n, block, scale, codes, B: tl.constexpr):
 
 @triton.jit
 def _means(x, n, block, scale, B: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, B)
-    at = row * block + column
-    inside = (column < block) & (at < n)
-    value = tl.load(x + at, mask=inside, other=0.0)
-    top = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    broken = top >= 0x7F800000
+    row, at, inside, value, top, broken = _block(x, n, block, B)
     largest = tl.where(broken, 1.0, top.to(tl.float32, bitcast=True))
     unit = tl.abs(value) / tl.where(largest == 0.0, 1.0, largest)
     mean = tl.sum(unit) / tl.sum(inside.to(tl.float32))
