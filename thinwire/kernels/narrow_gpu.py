@@ -67,7 +67,7 @@ def _int8(x, n, block, scale, codes, B: tl.constexpr):
 
 @triton.jit
 def _means(x, n, block, scale, B: tl.constexpr):
-    row, at, inside, value, top, broken = _block(x, n, block, B)
+    row, _, inside, value, top, broken = _block(x, n, block, B)
     largest = tl.where(broken, 1.0, top.to(tl.float32, bitcast=True))
     unit = tl.abs(value) / tl.where(largest == 0.0, 1.0, largest)
     mean = tl.sum(unit) / tl.sum(inside.to(tl.float32))
