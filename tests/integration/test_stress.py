@@ -46,7 +46,7 @@ def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[s
     return results
 
 
-@pytest.mark.parametrize(("mode", "steps"), [("attach", 200), ("distribute", 48)])
+@pytest.mark.parametrize(("mode", "steps"), [("attach", 200), ("distribute", 24)])
 def test_every_recipe_in_one_set_of_processes(pool: Pool, mode: str, steps: int) -> None:
     results = pool.run(4, many_steps, mode, steps, timeout=270)
     assert set(results[0]) == set(recipes.names())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.kernels import bits, narrow
@@ -21,20 +21,20 @@ every = pytest.mark.parametrize("fast", MODULES, ids=lambda module: module.__nam
 
 def _numbers() -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
-    plain = torch.randn(1000, generator=draw)
+    plain = torch.randn(300, generator=draw)
     broken, huge = plain.clone(), plain.clone()
-    broken[[3, 400, 999]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
-    huge[[0, 500]] = torch.tensor([3.4028235e38, -3.4e38])
+    broken[[3, 140, 299]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    huge[[0, 150]] = torch.tensor([3.4028235e38, -3.4e38])
     return {
         "random": plain,
         "nothing": plain[:0],
         "one": plain[:1],
-        "zeros": torch.zeros(300),
+        "zeros": torch.zeros(100),
         "halves": torch.arange(-127, 128) * 0.5,  # exactly between two codes
         "tiny": plain * 1e-44,
         "huge": huge,
         "broken": broken,
-        "spread": plain * torch.exp2(torch.randint(-60, 60, (1000,), generator=draw).float()),
+        "spread": plain * torch.exp2(torch.randint(-60, 60, (300,), generator=draw).float()),
     }
 
 
@@ -60,7 +60,7 @@ def _same(mine: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 @every
-@pytest.mark.parametrize("block", [1, 7, 256, 2000])
+@pytest.mark.parametrize("block", [7, 256, 2000])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_int8_and_back(fast, name, block):
     x = NUMBERS[name]
@@ -72,7 +72,7 @@ def test_int8_and_back(fast, name, block):
 
 
 @every
-@pytest.mark.parametrize("block", [1, 7, 512])
+@pytest.mark.parametrize("block", [7, 512])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_signs(fast, name, block):
     x = NUMBERS[name]
@@ -83,7 +83,17 @@ def test_signs(fast, name, block):
 
 
 @every
+def test_blocks_of_one_number(fast):
+    x = NUMBERS["broken"][:20]
+    for mine, theirs in zip(fast.int8_encode(x, 1), bits.int8_encode(x, 1), strict=True):
+        _same(mine, theirs)
+    for mine, theirs in zip(fast.sign_encode(x, 1), bits.sign_encode(x, 1), strict=True):
+        _same(mine, theirs)
+
+
+@every
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
+@settings(max_examples=30)
 @given(numbers=st.lists(st.integers(0, 255), max_size=70))
 def test_packing(fast, width, numbers):
     codes = torch.tensor(numbers, dtype=torch.uint8) & (2**width - 1)
