@@ -162,6 +162,7 @@ FEW = [
     for case in CASES
     for world in ((3, 4, 8) if case in MERGING else (3,))
 ]
+EDGES = [pytest.param(c, w, marks=pytest.mark.slow) for c in MERGING for w in (1, 2, 16)]
 LARGE = {5, 6, 7, 9, 16}  # worlds in which not every kind of number is tried again
 
 BUCKETS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -473,7 +474,7 @@ def test_sign_flip_symmetry(case: str) -> None:
 
 
 @pytest.mark.parametrize("shapes", [{}, {"e": (0,)}, {"one": (1,)}, {"one": (1, 1)}, {"s": ()}])
-@pytest.mark.parametrize(("case", "world"), GRID)
+@pytest.mark.parametrize(("case", "world"), FEW + EDGES)
 def test_tiny_buckets(case: str, world: int, shapes: dict[str, Any]) -> None:
     states: list[dict[str, Any]] = [{} for _ in range(world)]
     for step in range(3):
