@@ -74,6 +74,9 @@ def test_dgc_takes_a_ramp():
 def test_schedules_can_be_written_on_the_command_line():
     written = recipes.parse("topk(density=Ramp(start=0.25, end=0.01, steps=500))")
     assert written == recipes.topk(density=Ramp(start=0.25, end=0.01, steps=500))
+    named = recipes.parse("topk(density={'bias': 1.0, '': Ramp(start=0.25, end=0.01, steps=500)})")
+    ramp = Ramp(start=0.25, end=0.01, steps=500)
+    assert named == recipes.topk(density={"bias": 1.0, "": ramp})
     assert recipes.parse("powersgd(rank=stages((1, 4), 100))").inner.frame.rank(150) == 4
     with pytest.raises(ValueError, match="must be literals, schedules"):
         recipes.parse("topk(density=eval('1'))")

@@ -2,7 +2,8 @@
 
 A recipe is a function that returns a reducer. Numbers may be schedules; defaults are the paper's,
 without warm-up. `parse("adtopk(density=0.01)")` reads the same call from a string, in which a
-number may be written as a schedule: "topk(density=Ramp(start=0.25, end=0.01, steps=500))", and a
+number may be written as a schedule: "topk(density=Ramp(start=0.25, end=0.01, steps=500))", also one
+of several by name: "topk(density={'bias': 1.0, '': Ramp(start=0.25, end=0.01, steps=500)})", and a
 memory with its options: "topk(memory=Residual(learning_rate=True))".
 """
 
@@ -94,6 +95,9 @@ def _argument(node: ast.expr, call: str) -> Any:
         keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
         home = schedule if named in SCHEDULES else memory
         return _called(getattr(home, str(named)), args, keywords, ast.unparse(node))
+    if isinstance(node, ast.Dict) and None not in node.keys:  # densities by name
+        pairs = zip(node.keys, node.values, strict=True)
+        return {_literal(key, call): _argument(value, call) for key, value in pairs if key}
     return _literal(node, call)
 
 
