@@ -21,7 +21,7 @@ from thinwire import RankMismatch, recipes
 from thinwire.cli.app import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-STEPS = 14  # two choices of six steps, and two after the decision
+STEPS = 26  # two choices of six steps, both perhaps twice, and two after the decision
 
 
 def planned_buckets(rank: int, world: int) -> tuple[list[list[str]], Tensor, Tensor]:
