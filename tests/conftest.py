@@ -9,8 +9,12 @@ os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton: there is 
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.processes import Pool
+
+settings.register_profile("shared machine", deadline=None)  # tests have limits of their own
+settings.load_profile("shared machine")
 
 
 @pytest.fixture(scope="session")

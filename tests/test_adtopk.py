@@ -43,7 +43,7 @@ def drawn(shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 12), st.integers(2, 60), st.floats(0.01, 1.0), st.integers(0, 10**6))
 def test_contraction_row_by_row(r, c, density, seed):
     """||x - C(x)||^2 <= (1 - k_row / C) ||x||^2 in every row."""

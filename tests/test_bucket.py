@@ -35,7 +35,7 @@ def bucket_of(shapes: list[list[int]], step: int = 0) -> Bucket:
 
 
 @given(shapes=shapes, density=st.floats(0.001, 1.0), step=st.integers(0, 50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @pytest.mark.parametrize("view", VIEWS)
 def test_rows_cover_the_bucket_once(view, shapes, density, step):
     bucket = bucket_of(shapes, step)
@@ -50,7 +50,7 @@ def test_rows_cover_the_bucket_once(view, shapes, density, step):
 
 
 @given(r=st.integers(1, 30), c=st.integers(1, 30), density=st.floats(0.001, 1.0))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_layer_budget_is_met_exactly_and_every_row_sends(r, c, density):
     got = torch.zeros(r, dtype=torch.int64)
     for step in range(r):

@@ -14,7 +14,7 @@ sizes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, 
 
 
 @given(sizes=sizes, kb=st.floats(0.01, 20.0), two=st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_parameter_once_and_caps_kept(sizes, kb, two):
     kinds = (torch.float32, torch.float64) if two else (torch.float32,)
     parameters = {

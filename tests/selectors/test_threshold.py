@@ -234,7 +234,7 @@ def test_odd_inputs_for_the_exact_and_the_drifting(kind):
                 pick.settle([state], lambda votes: votes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=300), st.data())
 def test_any_numbers_are_cut_at_one_magnitude(numbers, data):
     """Nothing that is kept is smaller than anything that is left."""

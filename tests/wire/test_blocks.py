@@ -44,7 +44,7 @@ def round_trip(codec, x, salt=""):
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_packing_is_exact(bits, data):
     numbers = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
     codes = torch.tensor(numbers, dtype=torch.uint8)
@@ -159,7 +159,7 @@ def test_natural_compression_is_unbiased_with_an_eighth_of_variance():
     assert float((trials.mean(dim=0) - x).norm()) <= 4 * math.sqrt(float(variance.sum()) / draws)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200), st.sampled_from([2, 4]))
 def test_a_fitted_scale_never_makes_the_error_exceed_the_numbers(numbers, bits):
     """|x - c q|^2 = |x|^2 - <x, q>^2 / |q|^2: what error feedback needs."""

@@ -22,7 +22,7 @@ CODECS = {"exact": (Exact(), 0.0), "half": (Half(), 2**-11), "bf16": (Bf16(), 2*
     values=st.lists(st.floats(-(2.0**126), 2.0**126, width=32, allow_subnormal=False), max_size=30),
     name=st.sampled_from(sorted(CODECS)),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_values_round_trip(values, name):
     codec, grain = CODECS[name]
     x = torch.tensor(values)

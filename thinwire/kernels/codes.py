@@ -141,47 +141,61 @@ def _put(block, out):
     out[whole:] = block[whole:]
 
 
-@_compiled(_long(_floats, _longs, _longs, _floats, _float))
-def fill(out, runs, indices, values, alpha):
-    """out = 0 in the runs, out[indices] += alpha * values: a block at a time, in cache, and from
-    there past the caches into memory, which need not be read for it.
-
-    The indices ascend, but for a few places where another payload begins. The bits of the largest
-    magnitude on the way; -1, and out is not to be used, if an index is outside the runs.
-    """
-    starts = 0
+@_compiled(_longs(_longs, _long))
+def payloads(indices, numel):
+    """Where stretches of ascending indices begin, and the end; nothing if an index is outside."""
+    count = 1
     for i in range(indices.size):
-        if indices[i] < 0 or indices[i] >= out.size:
-            return -1
-        starts += i == 0 or indices[i] < indices[i - 1]
-    at, ends, run = np.empty(starts, np.int64), np.empty(starts, np.int64), -1
+        if indices[i] < 0 or indices[i] >= numel:
+            return np.empty(0, np.int64)
+        count += i == 0 or indices[i] < indices[i - 1]
+    out, w = np.empty(count, np.int64), 0
     for i in range(indices.size):
         if i == 0 or indices[i] < indices[i - 1]:
-            run += 1
-            at[run] = i
-        ends[run] = i + 1
+            out[w] = i
+            w += 1
+    out[w] = indices.size
+    return out
+
+
+@_compiled(types.UniTuple(_long, 2)(_floats, _longs, _longs, _longs, _floats, _float, _long, _long))
+def fill(out, runs, starts, indices, values, alpha, low, high):
+    """out = 0 in the runs, out[indices] += alpha * values, from `low` up to `high`: a block at a
+    time, in cache, and from there past the caches into memory, which need not be read for it.
+
+    The bits of the largest magnitude on the way, and how many indices were used; -1, and out is not
+    to be used, if one is outside the runs.
+    """
+    at, ends = np.empty(starts.size - 1, np.int64), np.empty(starts.size - 1, np.int64)
+    used = 0
+    for run in range(at.size):
+        ours = indices[starts[run] : starts[run + 1]]
+        at[run] = starts[run] + np.searchsorted(ours, low)
+        ends[run] = starts[run] + np.searchsorted(ours, high)
+        used += ends[run] - at[run]
     block = np.empty(BLOCK, np.float32)
     bits, peak = block.view(np.uint32), uint32(0)
     for place in range(0, runs.size, 2):
-        for start in range(runs[place], runs[place + 1], BLOCK):
-            stop = min(runs[place + 1], start + BLOCK)
+        last = min(runs[place + 1], high)
+        for start in range(max(runs[place], low), last, BLOCK):
+            stop = min(last, start + BLOCK)
             block[: stop - start] = 0
-            for run in range(starts):
+            for run in range(at.size):
                 i, end = at[run], ends[run]
                 while i < end and indices[i] < stop:
                     j = indices[i] - start
                     if j < 0:
-                        return -1
+                        return -1, 0
                     block[j] += alpha * values[i]
                     peak = max(peak, bits[j] & uint32(MASK))
                     i += 1
                 at[run] = i
             _put(block[: stop - start], out[start:stop])
     fence()
-    for run in range(starts):
+    for run in range(at.size):
         if at[run] < ends[run]:
-            return -1
-    return np.int64(peak)
+            return -1, 0
+    return np.int64(peak), used
 
 
 @_compiled(_flag(_longs, _long))

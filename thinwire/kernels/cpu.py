@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import MutableMapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,44 +22,13 @@ from torch import Tensor
 
 from thinwire.kernels import loops
 from thinwire.kernels.lanes import INFINITE, LANES
-from thinwire.kernels.narrow import (
-    bitmap_decode,
-    bitmap_encode,
-    block_decode,
-    block_encode,
-    int8_encode,
-    pack,
-    scaled,
-    sign_encode,
-    unpack,
-)
-from thinwire.kernels.sparse import (
-    array,
-    ascending,
-    compress,
-    filled,
-    gather,
-    member,
-    merged,
-    rice_decode,
-    rice_encode,
-    rice_size,
-    scatter_add,
-    tensor,
-)
+from thinwire.kernels.sparse import array, tensor
+from thinwire.kernels.threads import PART, in_parts
 
-__all__ = [
-    "above", "accumulate", "add_topk", "ascending", "bitmap_decode", "bitmap_encode",
-    "block_decode", "block_encode", "compress", "filled", "finite", "gather", "int8_encode",
-    "member", "merged", "pack", "rice_decode", "rice_encode", "rice_size", "scaled", "scatter_add",
-    "sign_encode", "topk", "unpack",
-]  # fmt: skip
-T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 Memo = MutableMapping[str, Any]
 AIM = 1.2  # candidates the next guess should let through, in units of k
 ROW = 65_536  # entries up to which a row is swept twice, in cache, rather than guessed at
-PART = 262_144  # entries worth a thread
 SAMPLE = 32_768  # entries from which the first edge is guessed
 MOST_FOUND = 6  # candidates that are written down, in units of k
 _own = threading.local()
@@ -89,7 +56,7 @@ def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0) -> bool:
         here, there = x[start:stop], steps[start:stop]
         return bool(loops.sweep(here, _bits(here), there, weight, NEVER, found, keys)[1])
 
-    return all(_in_parts(x.size, part))
+    return all(in_parts(x.size, part))
 
 
 def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (count,)
@@ -103,9 +70,14 @@ def finite(x: Tensor) -> bool:
     """See `reference.finite`."""
     values = array(x)
     found, keys = np.empty(0, np.int64), np.empty(0, np.uint32)
-    infinite = np.uint32(INFINITE)
-    count, _ = loops.sweep(values, _bits(values), values[:0], np.float32(1), infinite, found, keys)
-    return bool(count == 0)
+    edge = np.uint32(INFINITE)
+
+    def part(start: int, stop: int) -> bool:
+        here = values[start:stop]
+        count, _ = loops.sweep(here, _bits(here), here[:0], np.float32(1), edge, found, keys)
+        return bool(count == 0)
+
+    return all(in_parts(values.size, part))
 
 
 def _topk(rows: Tensor, grad: Tensor, alpha: float, k: int, memo: Memo) -> tuple[Tensor, bool]:
@@ -152,7 +124,7 @@ def _swept(
             return found[:held].copy(), keys[:held].copy(), count, finite
         return found[:held], keys[:held], count, finite
 
-    parts = _in_parts(x.size, part)
+    parts = in_parts(x.size, part)
     if len(parts) == 1:
         return parts[0]  # in scratch: of use until the next sweep
     found, keys = (np.concatenate([one[i] for one in parts]) for i in (0, 1))
@@ -213,16 +185,7 @@ def _by_row(x: Array, grad: Array, alpha: np.float32, c: int, k: int) -> tuple[A
         index += here
         return bool(ok)
 
-    return out[: r * k], all(_in_parts(-(-r // each), part, unit=1))
-
-
-def _in_parts(n: int, work: Callable[[int, int], T], unit: int = PART) -> list[T]:
-    """work(start, stop) over stretches of n, as many as torch has threads and are worth one."""
-    count = min(torch.get_num_threads(), max(1, n // unit))
-    if count == 1:
-        return [work(0, n)]
-    edges = [n * i // count for i in range(count + 1)]
-    return list(_pool().map(work, edges[:-1], edges[1:]))
+    return out[: r * k], all(in_parts(-(-r // each), part, unit=1))
 
 
 def _scratch(room: int) -> tuple[Array, Array]:
@@ -231,11 +194,6 @@ def _scratch(room: int) -> tuple[Array, Array]:
     if held is None or held[0].size < room:
         held = _own.found = np.empty(room, np.int64), np.empty(room, np.uint32)
     return held[0][:room], held[1][:room]
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="thinwire kernel")
 
 
 def _bits(x: Array) -> Array:

@@ -17,25 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from thinwire.kernels import reference
-from thinwire.kernels.narrow_gpu import (
-    bitmap_decode,
-    bitmap_encode,
-    block_decode,
-    block_encode,
-    int8_encode,
-    pack,
-    scaled,
-    sign_encode,
-    unpack,
-)
 from thinwire.kernels.reference import Runs, ascending, compress, finite, gather, member
-from thinwire.kernels.rice import rice_decode, rice_encode, rice_size
 
 __all__ = [
-    "above", "accumulate", "add_topk", "ascending", "bitmap_decode", "bitmap_encode",
-    "block_decode", "block_encode", "compress", "filled", "finite", "gather", "int8_encode",
-    "member", "merged", "pack", "rice_decode", "rice_encode", "rice_size", "scaled", "scatter_add",
-    "sign_encode", "topk", "unpack",
+    "above", "accumulate", "add_topk", "ascending", "compress", "filled", "finite", "gather",
+    "member", "merged", "scatter_add", "topk",
 ]  # fmt: skip
 Memo = MutableMapping[str, Any]
 BLOCK = 1024

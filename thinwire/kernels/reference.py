@@ -9,25 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.kernels.bits import (
-    bitmap_decode,
-    bitmap_encode,
-    block_decode,
-    block_encode,
-    int8_encode,
-    pack,
-    scaled,
-    sign_encode,
-    unpack,
-)
-from thinwire.kernels.rice import rice_decode, rice_encode, rice_size
-
-__all__ = [
-    "above", "accumulate", "add_topk", "ascending", "bitmap_decode", "bitmap_encode",
-    "block_decode", "block_encode", "compress", "filled", "finite", "gather", "int8_encode",
-    "member", "merged", "pack", "rice_decode", "rice_encode", "rice_size", "scaled", "scatter_add",
-    "sign_encode", "topk", "unpack",
-]  # fmt: skip
 Memo = MutableMapping[str, Any]
 Runs = Sequence[tuple[int, int]]  # stretches of a buffer, ascending: where each begins and ends
 

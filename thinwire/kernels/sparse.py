@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.kernels import codes
 from thinwire.kernels.lanes import INFINITE
 from thinwire.kernels.rice import GROUP, MOST
+from thinwire.kernels.threads import in_parts
 
 Array = np.ndarray[Any, Any]
 Runs = Sequence[tuple[int, int]]
@@ -58,10 +59,17 @@ def filled(out: Tensor, runs: Runs, indices: Tensor, values: Tensor, alpha: floa
     """See `reference.filled`."""
     edges = np.array(runs, np.int64).reshape(-1)
     inside = edges.size == 0 or (edges[0] >= 0 and edges[-1] <= out.numel())
-    where, what = array(indices), array(values)
-    peak = codes.fill(array(out), edges, where, what, np.float32(alpha)) if inside else -1
-    if peak < 0:
+    target, where, what, weight = array(out), array(indices), array(values), np.float32(alpha)
+    starts = codes.payloads(where, target.size)
+
+    def part(low: int, high: int) -> tuple[int, int]:
+        peak, used = codes.fill(target, edges, starts, where, what, weight, low, high)
+        return int(peak), int(used)
+
+    parts = in_parts(target.size, part) if inside and starts.size else [(-1, 0)]
+    if min(peak for peak, _ in parts) < 0 or sum(used for _, used in parts) != where.size:
         raise IndexError(f"indices outside the {out.numel()} entries that they are written into")
+    peak = max(peak for peak, _ in parts)
     return float(np.uint32(min(peak, INFINITE)).view(np.float32))
 
 

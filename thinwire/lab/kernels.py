@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels import bits
+from thinwire.kernels import bits, scales
 
 COLUMNS = 1000
-ROWS = 22  # that `measure` yields
+ROWS = 30  # that `measure` yields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,8 @@ def measure(n: int, turns: int, threads: int = 1) -> Iterator[Row]:
     yield from _thresholds(bench)
     yield from _sparse(bench)
     yield from _rice(bench)
-    yield from _codes(bench)
+    yield from _values(bench)
+    yield from _positions(bench)
 
 
 class _Bench:
@@ -146,20 +147,42 @@ def _rice(bench: _Bench) -> Iterator[Row]:
     )
 
 
-def _codes(bench: _Bench) -> Iterator[Row]:
-    """Value and index codes beside the same in plain torch."""
+def _values(bench: _Bench) -> Iterator[Row]:
+    """Codes of numbers beside the same in plain torch."""
+    numbers = torch.randn(bench.n, generator=torch.Generator().manual_seed(3))
+    scale, codes = kernels.int8_encode(numbers, 256)
+    small, eights = kernels.fp8_encode(numbers, 256)
+    top, powers = kernels.natural_encode(numbers, 0)
+
+    def row(what: str, call: Callable[[ModuleType, Tensor], object]) -> Row:
+        return bench.row(what, lambda x: call(kernels, x), lambda x: call(scales, x))
+
+    def levels(of: ModuleType, x: Tensor) -> object:
+        return of.levels_encode(x, 512, 7, 0, norm="l2", clip=None, fitted=True)
+
+    yield row("bf16: encode", lambda of, x: of.bf16_encode(x))
+    yield row("fp16: encode", lambda of, x: of.half_encode(x))
+    yield row("int8 in blocks of 256: encode", lambda of, x: of.int8_encode(x, 256))
+    yield row("int8 in blocks of 256: decode", lambda of, x: of.scaled(codes, scale, 256))
+    yield row("fp8 in blocks of 256: encode", lambda of, x: of.fp8_encode(x, 256))
+    yield row("fp8 in blocks of 256: decode", lambda of, x: of.fp8_decode(eights, small, 256))
+    yield row("4 bits at random (QSGD): encode", levels)
+    yield row("powers of two: encode", lambda of, x: of.natural_encode(x, 0))
+    yield row("powers of two: decode", lambda of, x: of.natural_decode(powers, int(top), x.dtype))
+    yield row("signs in blocks of 512: encode", lambda of, x: of.sign_encode(x, 512))
+    yield row("1-bit SGD in blocks of 512: encode", lambda of, x: of.onebit_encode(x, 512))
+
+
+def _positions(bench: _Bench) -> Iterator[Row]:
+    """Codes of positions beside the same in plain torch."""
     draw = torch.Generator().manual_seed(3)
     index = torch.randint(bench.n, (bench.n // 100,), generator=draw).unique()
     k = index.numel()
-    scale, codes = kernels.int8_encode(torch.randn(bench.n, generator=draw), 256)
     marks, (counts, low) = kernels.bitmap_encode(index, bench.n), bits.block_encode(index, bench.n)
 
     def row(what: str, call: Callable[[ModuleType, Tensor], object]) -> Row:
         return bench.row(what, lambda x: call(kernels, x), lambda x: call(bits, x))
 
-    yield row("int8 in blocks of 256: encode", lambda of, x: of.int8_encode(x, 256))
-    yield row("int8 in blocks of 256: decode", lambda of, x: of.scaled(codes, scale, 256))
-    yield row("signs in blocks of 512: encode", lambda of, x: of.sign_encode(x, 512))
     yield row("bitmap of 1 %: encode", lambda of, x: of.bitmap_encode(index, bench.n))
     yield row("bitmap of 1 %: decode", lambda of, x: of.bitmap_decode(marks, k, bench.n))
     yield row("16 bits a position: encode", lambda of, x: of.block_encode(index, bench.n))

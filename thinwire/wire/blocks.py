@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.draws import uniform
-from thinwire.kernels.bits import divisor, held, in_blocks, largest
+from thinwire.draws import shared_seed
+from thinwire.kernels.scales import BROKEN
 from thinwire.protocols import WireError
-from thinwire.wire.packing import blocks_of, out_of_blocks, packed_bytes, unpacked
+from thinwire.wire.packing import blocks_of, packed_bytes, unpacked
 from thinwire.wire.values import as_numbers
 
 
@@ -55,7 +55,6 @@ class Fp8:
     block: int = 256
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = True
-    _TOP: ClassVar[float] = 448.0
 
     def __post_init__(self) -> None:
         _checked_block(self.block)
@@ -64,15 +63,12 @@ class Fp8:
         return 4 * blocks_of(n, self.block) + n
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        rows = in_blocks(x, self.block)
-        scale = largest(rows) / self._TOP
-        small = (rows / divisor(scale)).clamp_(-self._TOP, self._TOP)
-        codes = out_of_blocks(small.to(torch.float8_e4m3fn), x.numel())
-        return torch.cat([held(scale).view(torch.uint8), codes.view(torch.uint8)])
+        scale, codes = kernels.fp8_encode(x, self.block)
+        return torch.cat([scale.view(torch.uint8), codes])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        return kernels.scaled(as_numbers(body, torch.float8_e4m3fn, n).to(dtype), scale, self.block)
+        return kernels.fp8_decode(as_numbers(body, torch.uint8, n), scale, self.block)
 
 
 @dataclass(frozen=True)
@@ -113,17 +109,12 @@ class OneBit:
         return 8 * blocks_of(n, self.block) + packed_bytes(n, 1)
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        rows = in_blocks(x, self.block)
-        top = largest(rows)
-        unit = rows / divisor(top)
-        means = [top * _mean_of(unit, unit > 0), top * _mean_of(unit, unit < 0)]
-        signs = kernels.pack((x >= 0).to(torch.uint8), 1)
-        return torch.cat([*(held(mean).view(torch.uint8) for mean in means), signs])
+        above, below, signs = kernels.onebit_encode(x, self.block)
+        return torch.cat([above.view(torch.uint8), below.view(torch.uint8), signs])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (above, below), body = _read_scales(data, n, self.block, 2, dtype)
-        positive = in_blocks(unpacked(body, 1, n), self.block)
-        return out_of_blocks(torch.where(positive > 0, above[:, None], below[:, None]), n)
+        return kernels.either(unpacked(body, 1, n), above, below, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,23 +156,11 @@ class Levels:
         return 4 * blocks_of(n, self.block) + packed_bytes(n, self.bits)
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        rows = in_blocks(x, self.block)
-        top = largest(rows)
-        unit = rows / divisor(top)  # within -1 and 1: squares neither overflow nor vanish
-        clipped = unit
-        if self.clip is not None:
-            limit = self.clip * unit.square().mean(dim=1, keepdim=True).sqrt()
-            clipped = unit.clamp(-limit, limit)
-        scale = largest(clipped) if self.norm == "max" else clipped.norm(dim=1, keepdim=True)
-        share = clipped.abs() / divisor(scale) * self.levels
-        whole = (share + uniform(share, self.seed, salt)).floor_().clamp_(max=self.levels)
-        codes = whole * unit.sign()
-        step = scale / self.levels
-        if self.fitted:
-            square = codes.square().sum(dim=1, keepdim=True)
-            step = (unit * codes).sum(dim=1, keepdim=True) / divisor(square)
-        body = (out_of_blocks(codes, x.numel()) + self.levels).to(torch.uint8)
-        return torch.cat([held(top * step).view(torch.uint8), kernels.pack(body, self.bits)])
+        scale, codes = kernels.levels_encode(
+            x, self.block, self.levels, shared_seed(self.seed, 0, salt),
+            norm=self.norm, clip=self.clip, fitted=self.fitted,
+        )  # fmt: skip
+        return torch.cat([scale.view(torch.uint8), kernels.pack(codes, self.bits)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         (step,), body = _read_scales(data, n, self.block, 1, dtype)
@@ -200,44 +179,23 @@ class Natural:
     seed: int = 0
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = True
-    _BROKEN: ClassVar[int] = 2**30  # stands for a message that holds a NaN or an infinity
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 + n
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        if not bool(x.isfinite().all()):
-            head = torch.tensor([self._BROKEN], dtype=torch.int32, device=x.device)
-            return torch.cat([head.view(torch.uint8), x.new_zeros(x.numel(), dtype=torch.uint8)])
-        mantissa, power = torch.frexp(x.double().abs())  # |x| = mantissa * 2^power, below 2^power
-        up = uniform(x, self.seed, salt) < 2 * mantissa - 1
-        power = power - 1 + up.to(power.dtype)
-        power = power.clamp(max=127)
-        top = int(power[x != 0].max()) if bool(x.any()) else 0
-        below = top - power
-        code = torch.where((x != 0) & (below < 127), below + 1, 0)
-        code = code + 128 * ((x < 0) & (code > 0))
-        head = torch.tensor([top], dtype=torch.int32, device=x.device).view(torch.uint8)
-        return torch.cat([head, code.to(torch.uint8)])
+        top, codes = kernels.natural_encode(x, shared_seed(self.seed, 0, salt))
+        return torch.cat([top.view(torch.uint8), codes])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         if data.numel() != 4 + n:
             raise WireError(f"expected {4 + n} bytes of powers of two, got {data.numel()}")
         top = int(as_numbers(data[:4], torch.int32, 1))
-        if top == self._BROKEN:
+        if top == BROKEN:
             return torch.full((n,), float("nan"), dtype=dtype, device=data.device)
         if not -1100 <= top <= 127:
             raise WireError(f"a power of two of {top} is outside [-1100, 127]")
-        code = data[4:].to(torch.int64)
-        size = torch.exp2((top + 1 - code % 128).double())
-        signed = torch.where(code >= 128, -size, size)
-        return torch.where(code % 128 > 0, signed, 0.0).to(dtype)
-
-
-def _mean_of(unit: Tensor, there: Tensor) -> Tensor:
-    total = torch.where(there, unit, 0.0).sum(dim=1, keepdim=True)
-    broken = torch.where(unit.isfinite().all(dim=1, keepdim=True), 0.0, float("nan"))
-    return total / there.sum(dim=1, keepdim=True).clamp(min=1) + broken
+        return kernels.natural_decode(data[4:], top, dtype)
 
 
 def _read_scales(

@@ -26,7 +26,3 @@ def unpacked(data: Tensor, bits: int, n: int) -> Tensor:  # bytes -> (n,) uint8
 def blocks_of(n: int, block: int) -> int:
     """How many blocks n numbers make."""
     return -(-n // block)
-
-
-def out_of_blocks(rows: Tensor, n: int) -> Tensor:  # (blocks, block) -> (n,)
-    return rows.reshape(-1)[:n]

@@ -6,13 +6,13 @@ partial sums hop by hop would break the conservation law), so `Link` decodes bef
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from thinwire import kernels
 from thinwire.protocols import WireError
 
 
@@ -59,21 +59,13 @@ class Half:
 
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = True
-    _TOP: ClassVar[int] = 15  # largest power of two that half can hold
-    _LARGEST: ClassVar[float] = (2 - 2**-10) * 2.0**127  # float32 with an 11-bit mantissa
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 + 2 * n
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        largest = float(torch.linalg.vector_norm(x, float("inf"))) if x.numel() else 0.0
-        power = 0
-        if math.isfinite(largest) and largest > 0:
-            power = self._TOP - math.frexp(largest)[1]
-        power = max(-126, min(126, power))
-        x = _below_overflow(x, self._LARGEST) if largest > self._LARGEST else x
-        head = torch.tensor([power], dtype=torch.int32, device=x.device).view(torch.uint8)
-        return torch.cat([head, (x * 2.0**power).to(torch.float16).view(torch.uint8)])
+        power, codes = kernels.half_encode(x)
+        return torch.cat([power.view(torch.uint8), codes.view(torch.uint8)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         if data.numel() < 4:
@@ -81,7 +73,7 @@ class Half:
         power = int(as_numbers(data[:4], torch.int32, 1))
         if not -126 <= power <= 126:
             raise WireError(f"half-precision exponent {power} is outside [-126, 126]")
-        return as_numbers(data[4:], torch.float16, n).to(dtype) * 2.0**-power
+        return as_numbers(data[4:], torch.float16, n).to(dtype, copy=True).mul_(2.0**-power)
 
 
 @dataclass(frozen=True)
@@ -95,16 +87,10 @@ class Bf16:
         return 2 * n
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        x = _below_overflow(x, torch.finfo(torch.bfloat16).max)
-        return x.to(torch.bfloat16).view(torch.uint8)
+        return kernels.bf16_encode(x).view(torch.uint8)
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
         return as_numbers(data, torch.bfloat16, n).to(dtype)
-
-
-def _below_overflow(x: Tensor, top: float) -> Tensor:
-    """Rounding up past `top` would make an infinity of a finite number; true ones stay."""
-    return torch.where(x.isinf(), x, x.clamp(-top, top))
 
 
 def as_numbers(data: Tensor, dtype: torch.dtype, n: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""Numbers and positions in fewer bits on the CPU, in Numba: one pass where `bits` takes several.
+"""Codes and positions in few bits on the CPU, in Numba: one pass where `bits` takes several.
 
-Everything equals the reference to the bit, but for the mean magnitude of a block, which adds up in
-another order; it travels with the message, so that all ranks read the same.
+Packing, which works on the whole gradient, takes as many threads as torch has. Codes of positions
+work on the few that were chosen, and take one.
 """
 
 from __future__ import annotations
@@ -9,30 +9,26 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import torch
-from numba import njit, types, uint8, uint32
+from numba import njit, types, uint8
 from torch import Tensor
 
-from thinwire.kernels import bits as reference
 from thinwire.kernels.bits import BLOCK
-from thinwire.kernels.lanes import INFINITE, MASK
 from thinwire.kernels.sparse import array, tensor
+from thinwire.kernels.threads import in_blocks
 
-TOP = np.float32(reference.TOP)
-_floats, _bytes, _signed = types.float32[::1], types.uint8[::1], types.int8[::1]
-_words, _halves, _counts, _longs = (
-    types.uint32[::1], types.uint16[::1], types.int32[::1], types.int64[::1],
-)  # fmt: skip
+_bytes, _longs = types.uint8[::1], types.int64[::1]
+_halves, _counts = types.uint16[::1], types.int32[::1]
 _long, _flag = types.int64, types.boolean
-_compiled = partial(njit, nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
+_compiled = partial(njit, nogil=True, cache=True, error_model="numpy")
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """See `bits.pack`."""
     if bits == 8:
         return codes
-    out = np.zeros(-(-codes.numel() * bits // 8), np.uint8)
-    _pack(array(codes.contiguous()), bits, out)
+    numbers, each = array(codes.contiguous()), 8 // bits
+    out = np.zeros(-(-numbers.size // each), np.uint8)
+    in_blocks(numbers.size, each, lambda some, of: _pack(numbers[of], bits, out[some]))
     return tensor(out)
 
 
@@ -40,32 +36,8 @@ def unpack(data: Tensor, bits: int, n: int) -> Tensor:
     """See `bits.unpack`."""
     if bits == 8:
         return data
-    out = np.empty(n, np.uint8)
-    _unpack(array(data.contiguous()), bits, out)
-    return tensor(out)
-
-
-def int8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """See `bits.int8_encode`."""
-    numbers, scale = array(x), np.empty(-(-x.numel() // block), np.float32)
-    codes = np.empty(x.numel(), np.int8)
-    _int8(numbers, numbers.view(np.uint32), block, scale, scale.view(np.uint32), codes)
-    return tensor(scale), tensor(codes)
-
-
-def sign_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """See `bits.sign_encode`."""
-    scale = np.empty(-(-x.numel() // block), np.float32)
-    _means(array(x), block, scale)
-    return tensor(scale), pack((x >= 0).view(torch.uint8), 1)
-
-
-def scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:
-    """See `bits.scaled`."""
-    if codes.dtype != torch.int8:
-        return reference.scaled(codes, scale, block)
-    out = np.empty(codes.numel(), np.float32)
-    _scaled(array(codes.contiguous()), array(scale.contiguous()), block, out)
+    message, out = array(data.contiguous()), np.empty(n, np.uint8)
+    in_blocks(n, 8 // bits, lambda some, of: _unpack(message[some], bits, out[of]))
     return tensor(out)
 
 
@@ -120,48 +92,6 @@ def _unpack(data, bits, out):
             out[j * each + e] = (data[j] >> uint8(bits * e)) & low
     for i in range(whole * each, out.size):
         out[i] = (data[whole] >> uint8(bits * (i % each))) & low
-
-
-@_compiled(types.void(_floats, _words, _long, _floats, _words, _signed))
-def _int8(x, bits, block, scale, scale_bits, codes):
-    for b in range(scale.size):
-        start, stop = b * block, min(x.size, (b + 1) * block)
-        top = uint32(0)
-        for i in range(start, stop):
-            top = max(top, bits[i] & uint32(MASK))
-        if top >= uint32(INFINITE):
-            scale[b] = np.nan
-            codes[start:stop] = 0
-            continue
-        scale_bits[b] = top
-        scale[b] /= np.float32(127)
-        over = scale[b] if scale[b] != 0 else np.float32(1)
-        for i in range(start, stop):
-            near = np.rint(x[i] / over)
-            codes[i] = np.int8(min(max(near, np.float32(-127)), np.float32(127)))
-
-
-@_compiled(types.void(_floats, _long, _floats))
-def _means(x, block, scale):
-    for b in range(scale.size):
-        start, stop = b * block, min(x.size, (b + 1) * block)
-        total = 0.0
-        for i in range(start, stop):
-            total += abs(np.float64(x[i]))
-        mean = total / (stop - start)
-        scale[b] = np.float32(mean) if np.isfinite(mean) else np.float32(np.nan)
-
-
-@_compiled(types.void(_signed, _floats, _long, _floats))
-def _scaled(codes, scale, block, out):
-    for b in range(scale.size):
-        step = scale[b]
-        start, stop = b * block, min(out.size, (b + 1) * block)
-        for i in range(start, stop):
-            out[i] = np.float32(codes[i]) * step
-        if abs(step) > TOP / np.float32(128):  # few blocks are so large; NaN stays
-            for i in range(start, stop):
-                out[i] = min(max(out[i], -TOP), TOP)
 
 
 @_compiled(_flag(_longs, _long, _bytes))

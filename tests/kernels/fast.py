@@ -1,0 +1,49 @@
+"""The fast kernels that are here, to be held against their definitions."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+import torch
+
+from thinwire.kernels import bits_cpu, scales_cpu, sparse
+
+TRITON = importlib.util.find_spec("triton") is not None
+if TRITON:
+    from thinwire.kernels import bits_gpu, rice_gpu, scales_gpu
+
+
+def every(*modules: ModuleType) -> pytest.MarkDecorator:
+    """Once with each of them as `fast`."""
+    return pytest.mark.parametrize(
+        "fast", modules, ids=lambda module: module.__name__.split(".")[-1]
+    )
+
+
+BITS = every(bits_cpu, bits_gpu) if TRITON else every(bits_cpu)
+RICE = every(sparse, rice_gpu) if TRITON else every(sparse)
+SCALES = every(scales_cpu, scales_gpu) if TRITON else every(scales_cpu)
+
+
+def same(mine: torch.Tensor | None, theirs: torch.Tensor | None) -> None:
+    """Equal to the bit, but for the kind of NaN."""
+    assert mine is not None and theirs is not None
+    assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def positions(n: int) -> dict[str, torch.Tensor]:
+    """Some of n positions, ascending."""
+    draw = torch.Generator().manual_seed(1)
+    few = torch.randperm(n, generator=draw)[:2000].sort().values
+    return {
+        "random": few,
+        "none": few[:0],
+        "first": torch.tensor([0]),
+        "last": torch.tensor([n - 1]),
+        "edges": torch.tensor([0, 7, 8, 65_535, 65_536, 131_071, 131_072, n - 1]),
+        "dense": torch.arange(65_000, 67_000),
+        "crowded": torch.cat([torch.arange(300), few[few >= 300]]),
+    }

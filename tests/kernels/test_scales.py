@@ -1,0 +1,122 @@
+"""The codes of numbers, Numba's and Triton's, against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.fast import SCALES, same
+from thinwire.kernels import scales, scales_cpu
+
+SEED = 0x1234_5678_9ABC_DEF0
+
+
+def _numbers() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    plain = torch.randn(300, generator=draw)
+    broken, huge = plain.clone(), plain.clone()
+    broken[[3, 140, 299]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    huge[[0, 150]] = torch.tensor([3.4028235e38, -3.4e38])
+    return {
+        "random": plain,
+        "nothing": plain[:0],
+        "one": plain[:1],
+        "zeros": torch.zeros(100),
+        "some zeros": plain * (plain > 0),
+        "halves": torch.arange(-127, 128) * 0.5,  # exactly between two codes
+        "tiny": plain * 1e-44,
+        "huge": huge,
+        "broken": broken,
+        "spread": plain * torch.exp2(torch.randint(-60, 60, (300,), generator=draw).float()),
+    }
+
+
+NUMBERS = _numbers()
+numbers = pytest.mark.parametrize("x", NUMBERS.values(), ids=NUMBERS)
+
+
+def alike(fast, name: str, *args, **options) -> tuple[torch.Tensor, ...]:
+    """The reference's result, which the kernel's equals."""
+    mine, theirs = (getattr(of, name)(*args, **options) for of in (fast, scales))
+    mine, theirs = ((y,) if isinstance(y, torch.Tensor) else y for y in (mine, theirs))
+    for a, b in zip(mine, theirs, strict=True):
+        same(a, b)
+    return theirs
+
+
+@SCALES
+@numbers
+def test_sixteen_bits(fast, x):
+    alike(fast, "half_encode", x)
+    alike(fast, "bf16_encode", x)
+
+
+@SCALES
+@pytest.mark.parametrize("block", [1, 7, 256, 2000])
+@numbers
+def test_eight_bits(fast, x, block):
+    scale, codes = alike(fast, "int8_encode", x, block)
+    alike(fast, "scaled", codes, scale, block)
+    scale, codes = alike(fast, "fp8_encode", x, block)
+    alike(fast, "fp8_decode", codes, scale, block)
+
+
+@SCALES
+def test_every_eight_bit_number_comes_back(fast):
+    every = torch.arange(256, dtype=torch.uint8)
+    finite = every[every.view(torch.float8_e4m3fn).float().isfinite()]
+    scale, codes = alike(fast, "fp8_encode", finite.view(torch.float8_e4m3fn).float(), 256)
+    same(codes, finite)
+    assert scale.tolist() == [1.0]
+
+
+@SCALES
+@pytest.mark.parametrize("block", [1, 7, 512])
+@numbers
+def test_one_bit(fast, x, block):
+    alike(fast, "sign_encode", x, block)
+    above, below, _ = alike(fast, "onebit_encode", x, block)
+    alike(fast, "either", (x >= 0).to(torch.uint8), above, below, block)
+
+
+@SCALES
+@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("clip", [None, 1.5])
+@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize("block", [7, 256])
+@numbers
+def test_levels(fast, x, block, norm, clip, fitted):
+    alike(fast, "levels_encode", x, block, 7, SEED, norm=norm, clip=clip, fitted=fitted)
+
+
+@SCALES
+@numbers
+def test_powers_of_two(fast, x):
+    top, codes = alike(fast, "natural_encode", x, SEED)
+    if int(top) != scales.BROKEN:
+        alike(fast, "natural_decode", codes, int(top), torch.float32)
+
+
+def test_random_numbers_are_even_and_unlike():
+    first, second = scales.uniform(100_000, 5), scales.uniform(100_000, 5 + 2**32)
+    for draw in (first, second):
+        assert float(draw.min()) >= 0 and float(draw.max()) < 1
+        assert (torch.histc(draw, 10, 0, 1) / 10_000 - 1).abs().max() < 0.05
+    pairs = torch.stack([first[:-1], first[1:], second[1:]])
+    assert torch.corrcoef(pairs).fill_diagonal_(0).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_parts_for_threads_make_no_difference(threads):
+    x = torch.randn(700_001, generator=torch.Generator().manual_seed(2))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        alike(scales_cpu, "half_encode", x)
+        scale, codes = alike(scales_cpu, "int8_encode", x, 256)
+        alike(scales_cpu, "scaled", codes, scale, 256)
+        alike(scales_cpu, "levels_encode", x, 512, 1, SEED, norm="max", clip=2.5, fitted=True)
+        alike(scales_cpu, "natural_encode", x, SEED)
+        alike(scales_cpu, "onebit_encode", x, 512)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,201 @@
+"""Numbers in sixteen bits and fewer, in plain torch: what `scales_cpu` and `scales_gpu` compute.
+
+    half_encode, bf16_encode        sixteen bits a number; half's are times a power of two
+    int8_encode, fp8_encode         eight bits and a scale a block; `scaled` and `fp8_decode` back
+    levels_encode                   a few levels of a block's scale, rounded at random
+    sign_encode, onebit_encode      one bit and one or two means a block; `either` is onebit's back
+    natural_encode, natural_decode  a sign and a power of two, rounded at random
+
+A block that holds a NaN or an infinity has the scale NaN and the codes of zero; the last block may
+be short. Sums inside a block are taken in double precision, so that the order in which a kernel
+adds up hardly ever shows. Random numbers are hashes of a seed and a place: the same on any device,
+in any number of parts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from thinwire.kernels.bits import pack
+
+TOP = torch.finfo(torch.float32).max
+TOP_BF16 = torch.finfo(torch.bfloat16).max
+TOP_FP8 = 448.0  # of e4m3
+TOP_HALF = (2 - 2**-10) * 2.0**127  # single precision with an 11-bit mantissa
+POWER_HALF = 15  # numbers below 2^15 do not overflow half when they are rounded
+BROKEN = 2**30  # the power of two that stands for numbers among which one is not finite
+WORD = 0xFFFFFFFF
+
+
+def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:  # (n,) -> (1,) int32, (n,) float16
+    """The power of two with which the largest magnitude just fits, and the numbers times it."""
+    power = half_power(x)
+    below = torch.where(x.isinf(), x, x.clamp(-TOP_HALF, TOP_HALF))
+    return power, (below * torch.exp2(power.to(x.dtype))).to(torch.float16)
+
+
+def half_power(x: Tensor) -> Tensor:  # (n,) -> (1,) int32
+    largest = largest_of(x.reshape(1, -1))[0]
+    exponent = torch.frexp(largest).exponent
+    fits = torch.where(largest.isfinite() & (largest > 0), POWER_HALF - exponent, 0)
+    return fits.clamp(-126, 126).to(torch.int32)
+
+
+def bf16_encode(x: Tensor) -> Tensor:  # (n,) -> (n,) bfloat16
+    """The nearest; a finite number stays finite."""
+    return torch.where(x.isinf(), x, x.clamp(-TOP_BF16, TOP_BF16)).to(torch.bfloat16)
+
+
+def int8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,)
+    """A scale for every block, and the nearest whole multiples of it, -127 to 127."""
+    rows = in_blocks(x, block)
+    scale = largest_of(rows) / 127
+    codes = (rows / divisor(scale)).round_().nan_to_num_(0.0).clamp_(-127, 127)
+    return held(scale), codes.to(torch.int8).view(-1)[: x.numel()]
+
+
+def fp8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,) uint8
+    """A scale for every block, and the nearest e4m3 multiples of it."""
+    rows = in_blocks(x, block)
+    scale = largest_of(rows) / TOP_FP8
+    small = (rows / divisor(scale)).clamp_(-TOP_FP8, TOP_FP8)
+    small = torch.where(scale.isfinite(), small, 0.0)
+    return held(scale), small.to(torch.float8_e4m3fn).view(torch.uint8).view(-1)[: x.numel()]
+
+
+def fp8_decode(codes: Tensor, scale: Tensor, block: int) -> Tensor:  # (n,), (blocks,) -> (n,)
+    return scaled(codes.view(torch.float8_e4m3fn).to(scale.dtype), scale, block)
+
+
+def sign_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), bytes
+    """The mean magnitude of every block, and a bit for every number that is at least zero."""
+    rows = in_blocks(x, block)
+    scale = _total(rows.abs()) / _inside(x, block)
+    return held(scale), pack((x >= 0).to(torch.uint8), 1)
+
+
+def onebit_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The means of a block's positive and of its negative numbers, and the bits of the signs."""
+    rows = in_blocks(x, block)
+    broken = torch.where(rows.isfinite().all(1, keepdim=True), 0.0, float("nan"))
+
+    def mean(there: Tensor) -> Tensor:
+        total = _total(torch.where(there, rows, 0.0))
+        return held(total / there.sum(1, keepdim=True).clamp(min=1) + broken)
+
+    return mean(rows > 0), mean(rows < 0), pack((x >= 0).to(torch.uint8), 1)
+
+
+def either(signs: Tensor, above: Tensor, below: Tensor, block: int) -> Tensor:
+    """The one number of its block where the code is 1, the other where it is 0."""
+    rows = torch.where(in_blocks(signs, block) > 0, above[:, None], below[:, None])
+    return rows.reshape(-1)[: signs.numel()]
+
+
+def levels_encode(
+    x: Tensor, block: int, levels: int, seed: int, *, norm: str, clip: float | None, fitted: bool
+) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,) uint8
+    """A scale for every block, and whole multiples of it at random, from 0 for -levels.
+
+    Numbers are first held at `clip` root mean squares. The scale is the norm (`"l2"`) or the
+    largest magnitude (`"max"`) over the levels; if `fitted`, the least-squares one of these codes.
+    """
+    rows = in_blocks(x, block)
+    top = largest_of(rows)
+    unit = rows / divisor(top)  # within -1 and 1: squares neither overflow nor vanish
+    clipped = unit
+    if clip is not None:
+        square = _total(unit.double().square()) / _inside(x, block)
+        limit = (clip * square.sqrt()).to(x.dtype)
+        clipped = unit.clamp(-limit, limit)
+    wide = clipped.double()
+    scale = largest_of(clipped) if norm == "max" else _total(wide.square()).sqrt().to(x.dtype)
+    share = clipped.abs() / divisor(scale) * levels
+    draw = uniform(rows.numel(), seed, x.device).view(rows.shape)
+    codes = (share + draw).floor_().clamp_(max=levels) * unit.sign()
+    step = scale / levels
+    if fitted:
+        square = _total(codes.double().square())
+        step = (_total(unit.double() * codes) / divisor(square)).to(x.dtype)
+    kept = torch.where(top.isfinite(), codes, 0.0).view(-1)[: x.numel()]
+    return held(top * step), (kept + levels).to(torch.uint8)
+
+
+def natural_encode(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:  # (n,) -> (1,) int32, (n,)
+    """The largest power of two, and signs and powers counted down from it; 0 is zero."""
+    whole = bool(x.isfinite().all())
+    mantissa, power = torch.frexp(x.double().abs())  # |x| = mantissa * 2^power, below 2^power
+    up = uniform(x.numel(), seed, x.device) < 2 * mantissa - 1
+    power = (power - 1 + up.to(power.dtype)).clamp(max=127)
+    there = x != 0
+    top = power[there].max() if whole and bool(there.any()) else power.new_tensor(0)
+    below = top - power
+    code = torch.where(there & (below < 127), below + 1, 0)
+    code = code + 128 * ((x < 0) & (code > 0))
+    if not whole:
+        top, code = power.new_tensor(BROKEN), torch.zeros_like(code)
+    return top.reshape(1).to(torch.int32), code.to(torch.uint8)
+
+
+def natural_decode(codes: Tensor, top: int, dtype: torch.dtype) -> Tensor:  # (n,) -> (n,)
+    return powers(top).to(dtype).to(codes.device)[codes.to(torch.int64)]
+
+
+def powers(top: int) -> Tensor:  # (256,)
+    """What every code of `natural_encode` stands for."""
+    code = torch.arange(128, dtype=torch.float64)
+    size = torch.where(code > 0, torch.exp2(top + 1 - code), 0.0)
+    return torch.cat([size, -size])
+
+
+def scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:  # (n,), (blocks,) -> (n,)
+    """Codes times their block's scale; rounding up past the largest number stops there."""
+    top = torch.finfo(scale.dtype).max
+    rows = in_blocks(codes.to(scale.dtype), block) * scale[:, None]
+    return rows.clamp_(-top, top).view(-1)[: codes.numel()]
+
+
+def uniform(n: int, seed: int, device: torch.device | str = "cpu") -> Tensor:  # (n,) float32
+    """Numbers in [0, 1) with 24 bits, the i-th a hash of i and the 64 bits of the seed."""
+    place = torch.arange(n, device=device) & WORD
+    bits = _mixed(_mixed(place ^ (seed & WORD)) ^ (seed >> 32 & WORD))
+    return (bits >> 8).to(torch.float32) * 2.0**-24
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Every bit of 32 depends on every other (C. Wellons's lowbias32, in the public domain)."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D & WORD
+    x = (x ^ (x >> 15)) * 0x846CA68B & WORD
+    return x ^ (x >> 16)
+
+
+def largest_of(rows: Tensor) -> Tensor:  # (b, block) -> (b, 1)
+    """The largest magnitude of every row; NaN wins."""
+    return rows.abs().amax(dim=1, keepdim=True) if rows.numel() else rows.new_zeros(len(rows), 1)
+
+
+def divisor(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def held(scale: Tensor) -> Tensor:  # (b, 1) -> (b,)
+    """Scales in single precision; one that is not finite becomes NaN, and its block with it."""
+    inside = torch.where(scale.isfinite(), scale.clamp(-TOP, TOP), float("nan"))
+    return inside.reshape(-1).to(torch.float32)
+
+
+def in_blocks(x: Tensor, block: int) -> Tensor:  # (n,) -> (blocks, block)
+    """A block a row; the last one is filled up with zeros."""
+    return pad(x, (0, -x.numel() % block)).view(-1, block)
+
+
+def _total(rows: Tensor) -> Tensor:  # (b, block) -> (b, 1) in double precision
+    return rows.sum(dim=1, keepdim=True, dtype=torch.float64)
+
+
+def _inside(x: Tensor, block: int) -> Tensor:  # -> (b, 1)
+    """How many numbers every block holds: filling must not pull a mean down."""
+    first = torch.arange(0, x.numel(), block, device=x.device)
+    return (x.numel() - first).clamp(max=block)[:, None]
