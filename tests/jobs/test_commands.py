@@ -107,6 +107,7 @@ def test_compare_makes_one_table_and_one_page(tmp_path):
     again = call(*args)  # what is done is not done again
     assert again.exit_code == 0 and time.monotonic() - begin < 60
     assert len(list(tmp_path.glob("mlp-*/result.json"))) == 4
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.slow

@@ -47,4 +47,4 @@ def reported() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-from thinwire.cli import bench, catalogue, demo, plan, prove, trace, train  # noqa: E402, F401  (each registers on `app`)
+from thinwire.cli import bench, catalogue, demo, plan, prove, results, trace, train  # noqa: E402, F401  (each registers on `app`)

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
-from thinwire.jobs import config, launch, logs, runner
+from thinwire.jobs import config, launch, ledger, logs, runner
 from thinwire.jobs.config import Run
 from thinwire.jobs.loop import Outcome
 from thinwire.report import compared, page
@@ -109,7 +109,8 @@ def compare(
 ) -> None:
     """Train with several recipes under the same seeds; a table, and with --out one HTML page.
 
-    Runs that --out holds already are not repeated; one that was interrupted goes on.
+    Runs that --out holds already are not repeated; one that was interrupted goes on. Each that ends
+    is appended to results.jsonl, of which `thinwire results` makes a table.
     """
     with reported():
         base = config.read(config_file) if config_file else {}
@@ -123,7 +124,8 @@ def compare(
                 runs += [_seeded(made, seed) for seed in _seeds(seeds)]
         group = Group.of(workers, 4, net)
         placed = [(r, None if out is None else out / _folder(r, group.world, net)) for r in runs]
-        outcomes = _run(placed, group, True, net)
+        book = None if out is None else out / ledger.NAME
+        outcomes = _run(placed, group, True, net, book)
     if not group.first:
         return
     done = runs[: len(outcomes)]
@@ -207,7 +209,11 @@ def _folder(run: Run, workers: int, net: str) -> str:
 
 
 def _run(
-    runs: list[tuple[Run, Path | None]], group: Group, resume: bool, net: str
+    runs: list[tuple[Run, Path | None]],
+    group: Group,
+    resume: bool,
+    net: str,
+    book: Path | None = None,
 ) -> list[Outcome]:
     """All runs, with a bar each."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
@@ -229,9 +235,9 @@ def _run(
                     runner.prepared(run, folder, resume)
 
         if group.launched:
-            return runner.launched(runs, prepare, on_report)
+            return runner.launched(runs, prepare, on_report, book)
         prepare()
-        return runner.local(group.world, runs, net, on_report)
+        return runner.local(group.world, runs, net, on_report, book)
 
 
 def _note(record: dict[str, Any], run: Run, workers: int) -> str:
@@ -254,12 +260,16 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
     """A table a job."""
     jobs = list(dict.fromkeys(run.job for run in runs))
     for job in jobs:
-        mine = [pair for pair in zip(runs, outcomes, strict=True) if pair[0].job == job]
-        table = Table(box=None, pad_edge=False, title_justify="left")
-        table.title = job if len(jobs) > 1 else None
-        head, *rows = compared.table(mine)
-        for number, name in enumerate(head):
-            table.add_column(name, justify="right" if number else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        mine = [o for run, o in zip(runs, outcomes, strict=True) if run.job == job]
+        console.print(shown(compared.table(mine), job if len(jobs) > 1 else None))
+
+
+def shown(rows: list[list[str]], title: str | None) -> Table:
+    """Rows, of which the first is the head, for a terminal."""
+    table = Table(box=None, pad_edge=False, title_justify="left", title=title)
+    head, *rest = rows
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rest:
+        table.add_row(*row)
+    return table

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thinwire.jobs import config, launch, logs, loop, saved
+from thinwire.jobs import config, launch, ledger, logs, loop, saved
 from thinwire.jobs.config import Run
 from thinwire.jobs.launch import Place
+from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.lab import workers
 from thinwire.lab.workers import Refused
@@ -33,16 +34,23 @@ Report = Callable[[Any], None]
 Placed = Sequence[tuple[Run, Path | None]]  # runs, and the folders of those that are kept
 
 
-def local(world: int, runs: Placed, net: str, on_report: Report) -> list[Outcome]:
-    """On local workers, one run after the other; those already done are read."""
+def local(
+    world: int, runs: Placed, net: str, on_report: Report, book: Path | None = None
+) -> list[Outcome]:
+    """On local workers, one run after the other; those already done are read.
+
+    Each that ends becomes a line of the book.
+    """
     stop = workers.event()
     outcomes: list[Outcome] = workers.run(
-        world, _worker, list(runs), stop, on_report=on_report, net=net, stop=stop
+        world, _worker, list(runs), stop, net, book, on_report=on_report, net=net, stop=stop
     )[0]
     return outcomes
 
 
-def launched(runs: Placed, prepare: Callable[[], None], report: Report) -> list[Outcome]:
+def launched(
+    runs: Placed, prepare: Callable[[], None], report: Report, book: Path | None = None
+) -> list[Outcome]:
     """In the group that a launcher has started this process in; signals end it after a step."""
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -51,7 +59,7 @@ def launched(runs: Placed, prepare: Callable[[], None], report: Report) -> list[
     try:
         _together(place, prepare)
         said = report if place.rank == 0 else lambda message: None
-        return _all(place, runs, said, lambda: bool(asked))
+        return _all(place, runs, said, lambda: bool(asked), "launcher", book)
     finally:
         dist.destroy_process_group()
 
@@ -90,11 +98,16 @@ def result(out: Path) -> Outcome | None:
         raise Refused(f"{path} is damaged ({error}); remove it to run again") from None
 
 
-def _worker(rank: int, world: int, report: Report, runs: Placed, stop: Any) -> list[Outcome]:
-    return _all(Place(rank=rank, world=world), runs, report, stop.is_set)
+def _worker(
+    rank: int, world: int, report: Report, runs: Placed, stop: Any, net: str, book: Path | None
+) -> list[Outcome]:
+    return _all(Place(rank=rank, world=world), runs, report, stop.is_set, net, book)
 
 
-def _all(place: Place, runs: Placed, report: Report, asked: Callable[[], bool]) -> list[Outcome]:
+def _all(
+    place: Place, runs: Placed, report: Report, asked: Callable[[], bool], net: str,
+    book: Path | None,
+) -> list[Outcome]:  # fmt: skip
     """Outcomes of this rank; of runs that were done before only rank 0 has them."""
     outcomes: list[Outcome] = []
     for number, (run, out) in enumerate(runs):
@@ -108,6 +121,8 @@ def _all(place: Place, runs: Placed, report: Report, asked: Callable[[], bool]) 
         outcomes.append(outcome)
         if not outcome.finished:
             break
+        if book is not None and place.rank == 0:
+            ledger.append(book, Line.of(run, place.world, net, outcome))
     return outcomes
 
 

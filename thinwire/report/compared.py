@@ -10,6 +10,7 @@ from typing import Any
 
 from thinwire.jobs import logs, runner
 from thinwire.jobs.config import Run
+from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.report.page import Page, Section, drawing
 from thinwire.report.pattern import FAINT, HUES, INK, PAPER
@@ -18,7 +19,6 @@ PHASES = ("select", "exchange", "scatter", "exposed")
 SMOOTH = 20  # steps over which losses are averaged to be drawn
 _HIDDEN = {"step", "total", "elapsed", "seconds", "loss", "bytes_sent", "density"}
 LABELS = {"step": "steps", "bytes_sent": "MB sent by a worker", "elapsed": "seconds of training"}
-Result = tuple[Run, Outcome]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,31 @@ def headline(outcome: Outcome) -> str:
     return next(iter(outcome.figures), "loss")
 
 
-def table(results: Sequence[Result]) -> list[list[str]]:
+def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """A row for every recipe of one job, its seeds together."""
     groups: dict[str, list[Outcome]] = {}
-    for run, outcome in results:
-        groups.setdefault(run.recipe, []).append(outcome)
-    figure = headline(results[0][1])
+    for outcome in outcomes:
+        groups.setdefault(outcome.recipe, []).append(outcome)
+    figure = headline(outcomes[0])
     rows = [["recipe", figure, "loss", "MB", "x less", "messages", "density", "ms", "s"]]
     rows += [[call, _score(found, figure), *_cells(found)] for call, found in groups.items()]
     return rows
+
+
+def grown(lines: Sequence[Line]) -> dict[str, list[list[str]]]:
+    """A table for every job, size and network in a ledger."""
+    places: dict[str, list[Outcome]] = {}
+    for line in lines:
+        places.setdefault(line.place, []).append(line.outcome)
+    return {place: table(outcomes) for place, outcomes in places.items()}
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Rows, of which the first is the head, as Markdown."""
+    head, *rest = rows
+    bar = "\\|"  # as a cell has it
+    rest = [[f"`{call.replace('|', bar)}`", *cells] for call, *cells in rest]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rest])
 
 
 def _cells(outcomes: list[Outcome]) -> list[str]:
@@ -99,7 +115,7 @@ def page(entries: Sequence[Entry]) -> Page:
 
 
 def _sections(job: str, entries: list[Entry]) -> list[Section]:
-    results = [(entry.run, entry.outcome) for entry in entries]
+    results = [entry.outcome for entry in entries]
     name = headline(entries[0].outcome)
     drawings = [
         ("Loss", [_curves(entries, x, "loss") for x in ("step", "bytes_sent", "elapsed")]),

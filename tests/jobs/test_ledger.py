@@ -1,0 +1,79 @@
+"""The file that comparisons append to, and the tables made of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from thinwire.cli.app import app
+from thinwire.jobs import config, ledger
+from thinwire.jobs.ledger import Line
+from thinwire.jobs.loop import Outcome
+from thinwire.lab.workers import Refused
+from thinwire.report import compared
+
+
+def outcome(recipe: str, accuracy: float) -> Outcome:
+    metrics = {"bytes_sent": 1e6, "bytes_dense": 2e6, "messages": 20, "steps": 10, "density": 0.5,
+               "seconds": {}}  # fmt: skip
+    return Outcome(
+        recipe=recipe, figures={"accuracy": accuracy}, loss=1.0, first_loss=2.0, steps=10,
+        seconds=3.0, step_seconds=0.3, metrics=metrics, finished=True,
+    )  # fmt: skip
+
+
+def line(recipe: str, seed: int, accuracy: float, net: str = "none") -> Line:
+    run = config.made(
+        {"job": "mlp", "recipe": recipe, "data": "a/b/digits", "settings": {"seed": seed}}
+    )
+    return Line.of(run, 4, net, outcome(recipe, accuracy))
+
+
+def test_a_table_grows_line_by_line(tmp_path):
+    book = tmp_path / ledger.NAME
+    for seed, accuracy in ((0, 0.5), (1, 0.7)):
+        ledger.append(book, line("dense()", seed, accuracy))
+    ledger.append(book, line("topk(density={'a|b': 1.0, '': 0.01})", 0, 0.4))
+    ledger.append(book, line("dense()", 1, 0.6, net="1gbit"))
+    assert "a/b" not in book.read_text().replace("'a|b'", "")  # no paths of this machine
+    tables = compared.grown(ledger.read([book]))
+    assert list(tables) == [
+        "mlp, tiny, digits, 4 workers, loopback", "mlp, tiny, digits, 4 workers, 1gbit"
+    ]  # fmt: skip
+    head, dense, topk = next(iter(tables.values()))
+    assert head[:2] == ["recipe", "accuracy"] and dense[:2] == ["dense()", "60 % ± 14"]
+    shown = compared.markdown([head, dense, topk]).splitlines()
+    assert [row.replace("\\|", "").count("|") for row in shown] == [10] * 4
+
+
+def test_a_run_done_twice_counts_once(tmp_path):
+    book = tmp_path / ledger.NAME
+    ledger.append(book, line("dense()", 0, 0.5))
+    again = line("dense()", 0, 0.5)
+    ledger.append(book, replace(again, outcome=outcome("dense()", 0.75)))
+    (found,) = ledger.read([book])
+    assert found.outcome.figures == {"accuracy": 0.75}
+
+
+def test_a_torn_line_is_named_and_what_follows_is_whole(tmp_path):
+    book = tmp_path / ledger.NAME
+    ledger.append(book, line("dense()", 0, 0.5))
+    book.write_text(book.read_text() + '{"job": "ml')
+    ledger.append(book, line("dense()", 1, 0.5))
+    with pytest.raises(Refused, match=r"line 2 of .*results.jsonl is no result"):
+        ledger.read([book])
+    kept = [text for number, text in enumerate(book.read_text().splitlines()) if number != 1]
+    book.write_text("\n".join(kept))
+    assert [found.seed for found in ledger.read([book])] == [0, 1]
+
+
+def test_results_prints_tables_or_one_clear_line(tmp_path):
+    book = tmp_path / ledger.NAME
+    ledger.append(book, line("dense()", 0, 0.5))
+    result = CliRunner().invoke(app, ["results", str(book), "--markdown"])
+    assert result.exit_code == 0 and "| `dense()` | 50 % | 1.0000 | 1.00 | 2.0 |" in result.output
+    assert "loopback" in CliRunner().invoke(app, ["results", str(book)]).output
+    missing = CliRunner().invoke(app, ["results", str(tmp_path / "none.jsonl")])
+    assert missing.exit_code == 2 and "cannot read" in missing.output

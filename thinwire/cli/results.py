@@ -1,0 +1,29 @@
+"""`thinwire results`: the tables of what comparisons have appended to their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thinwire.cli.app import app, console, reported
+from thinwire.cli.train import shown
+from thinwire.jobs import ledger
+from thinwire.report import compared
+
+
+@app.command()
+def results(
+    file: Annotated[list[Path], typer.Argument(help="results.jsonl of one comparison or more.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a document has it.")] = False,
+) -> None:
+    """Print a table for every job and network; several seeds as mean and deviation."""
+    with reported():
+        tables = compared.grown(ledger.read(file))
+    for title, rows in tables.items():
+        if markdown:
+            console.print(f"{title}\n\n{compared.markdown(rows)}\n", markup=False,
+                          highlight=False, soft_wrap=True)  # fmt: skip
+        else:
+            console.print(shown(rows, title))

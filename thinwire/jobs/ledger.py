@@ -1,0 +1,90 @@
+"""The file that comparisons append to: a line for every run that is done, so that a table can grow.
+
+    {"job": "resnet20", "size": "small", "workers": 4, ..., "seed": 0, "outcome": {...}}
+
+`outcome` is what `result.json` holds. A run that is done twice has two lines; the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from thinwire.jobs.config import Run
+from thinwire.jobs.loop import Outcome
+from thinwire.lab.workers import Refused
+
+NAME = "results.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A run that is done, and what it gave."""
+
+    job: str
+    size: str
+    workers: int
+    net: str
+    data: str | None
+    seed: int
+    outcome: Outcome
+
+    @staticmethod
+    def of(run: Run, workers: int, net: str, outcome: Outcome) -> Line:
+        data = None if run.data is None else Path(run.data).name  # not where it lies on this disk
+        return Line(
+            job=run.job, size=run.size, workers=workers, net=net, data=data,
+            seed=run.settings.seed, outcome=outcome,
+        )  # fmt: skip
+
+    @property
+    def place(self) -> str:
+        """What lines of one table have in common."""
+        links = "loopback" if self.net == "none" else self.net
+        data = "embedded data" if self.data is None else self.data
+        return f"{self.job}, {self.size}, {data}, {self.workers} workers, {links}"
+
+
+def append(path: Path, line: Line) -> None:
+    """One more line, after a whole one."""
+    text = json.dumps(asdict(line)) + "\n"
+    try:
+        with path.open("ab+") as file:
+            if file.tell() and _last_byte(path) != b"\n":  # of a process that was killed here
+                text = "\n" + text
+            file.write(text.encode())
+    except OSError as error:
+        raise Refused(f"cannot write {path}: {error.strerror}") from None
+
+
+def read(paths: Sequence[Path]) -> list[Line]:
+    """Every run once, in the order in which they were first done."""
+    found: dict[tuple[str, str, int], Line] = {}
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(f"cannot read {path}: {error}") from None
+        for number, written in enumerate(text.splitlines(), 1):
+            if written.strip():
+                line = _line(written, path, number)
+                found[line.place, line.outcome.recipe, line.seed] = line
+    return list(found.values())
+
+
+def _line(text: str, path: Path, number: int) -> Line:
+    try:
+        values = json.loads(text)
+        return Line(**values | {"outcome": Outcome(**values["outcome"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise Refused(
+            f"line {number} of {path} is no result ({error}); remove it, or run again"
+        ) from None
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1)
