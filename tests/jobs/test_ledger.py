@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,8 @@ from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
 from thinwire.report import compared
+
+BOOKS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def outcome(recipe: str, accuracy: float) -> Outcome:
@@ -77,3 +80,10 @@ def test_results_prints_tables_or_one_clear_line(tmp_path):
     assert "loopback" in CliRunner().invoke(app, ["results", str(book)]).output
     missing = CliRunner().invoke(app, ["results", str(tmp_path / "none.jsonl")])
     assert missing.exit_code == 2 and "cannot read" in missing.output
+
+
+@pytest.mark.parametrize("book", sorted(BOOKS.glob("*.jsonl")), ids=lambda path: path.name)
+def test_the_documents_say_what_the_files_say(book):
+    text = (BOOKS.parent / "results.md").read_text(encoding="utf-8")
+    for title, rows in compared.grown(ledger.read([book])).items():
+        assert f"{title}\n\n{compared.markdown(rows)}\n" in text, f"{book.name} has other results"

@@ -97,3 +97,13 @@ def test_ranks_with_different_models_are_told():
         return True
 
     assert local.run(3, worker) == [True] * 3
+
+
+def test_of_several_visits_the_middle_counts():
+    visits = [
+        profile.Cost(select=s, effort=2.0, scatter=1.0, calls=(("all_gather", 10),), steps=1)
+        for s in (1.0, 9.0, 2.0)
+    ]
+    cost = profile.middle(visits)
+    assert (cost.select, cost.effort, cost.scatter) == (2.0, 2.0, 1.0)
+    assert cost.steps == 3 and cost.sent == 10

@@ -89,6 +89,18 @@ class Cost:
         )
 
 
+def middle(visits: Sequence[Cost]) -> Cost:
+    """Of the same work measured several times: the medians, and all that was called."""
+    return replace(
+        visits[0],
+        select=statistics.median(cost.select for cost in visits),
+        effort=statistics.median(cost.effort for cost in visits),
+        scatter=statistics.median(cost.scatter for cost in visits),
+        calls=tuple(call for cost in visits for call in cost.calls),
+        steps=sum(cost.steps for cost in visits),
+    )
+
+
 def model(
     net: nn.Module, inputs: Sequence[Any], loss_of: Callable[[Any], Tensor], comm: Comm
 ) -> Model:
