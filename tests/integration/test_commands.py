@@ -171,7 +171,7 @@ def test_bench_kernels(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 22
+    assert len(rows) == 30
     assert all(row["seconds"] > 0 and row["unit"] > 0 for row in rows)
 
 

@@ -52,7 +52,7 @@ def test_sixteen_bits(fast, x):
 
 
 @SCALES
-@pytest.mark.parametrize("block", [1, 7, 256, 2000])
+@pytest.mark.parametrize("block", [1, 7, 256])
 @numbers
 def test_eight_bits(fast, x, block):
     scale, codes = alike(fast, "int8_encode", x, block)
@@ -80,9 +80,10 @@ def test_one_bit(fast, x, block):
 
 
 @SCALES
-@pytest.mark.parametrize("fitted", [False, True])
-@pytest.mark.parametrize("clip", [None, 1.5])
-@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize(
+    ("norm", "clip", "fitted"),
+    [("max", None, False), ("max", 1.5, True), ("l2", None, True), ("l2", 1.5, False)],
+)
 @pytest.mark.parametrize("block", [7, 256])
 @numbers
 def test_levels(fast, x, block, norm, clip, fitted):

@@ -95,8 +95,8 @@ def _argument(node: ast.expr, call: str) -> Any:
         keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
         home = schedule if named in SCHEDULES else memory
         return _called(getattr(home, str(named)), args, keywords, ast.unparse(node))
-    if isinstance(node, ast.Dict) and None not in node.keys:  # densities by name
-        pairs = zip(node.keys, node.values, strict=True)
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        pairs = zip(node.keys, node.values, strict=True)  # densities by name
         return {_literal(key, call): _argument(value, call) for key, value in pairs if key}
     return _literal(node, call)
 
