@@ -80,6 +80,9 @@ def test_results_prints_tables_or_one_clear_line(tmp_path):
     assert "loopback" in CliRunner().invoke(app, ["results", str(book)]).output
     missing = CliRunner().invoke(app, ["results", str(tmp_path / "none.jsonl")])
     assert missing.exit_code == 2 and "cannot read" in missing.output
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
+    odd = CliRunner().invoke(app, ["results", str(tmp_path / "bytes.jsonl")])
+    assert odd.exit_code == 2 and "is no text" in " ".join(odd.output.split())
 
 
 @pytest.mark.parametrize("book", sorted(BOOKS.glob("*.jsonl")), ids=lambda path: path.name)

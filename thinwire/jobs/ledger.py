@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,13 +50,17 @@ class Line:
 
 
 def append(path: Path, line: Line) -> None:
-    """One more line, after a whole one."""
-    text = json.dumps(asdict(line)) + "\n"
+    """One more line, after a whole one; all of it or nothing."""
+    text = (json.dumps(asdict(line)) + "\n").encode()
     try:
-        with path.open("ab+") as file:
-            if file.tell() and _last_byte(path) != b"\n":  # of a process that was killed here
-                text = "\n" + text
-            file.write(text.encode())
+        with path.open("ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if size and file.read(1) != b"\n":  # of a process that was killed here
+                text = b"\n" + text
+            if file.write(text) != len(text):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise Refused(f"cannot write {path}: {error.strerror}") from None
 
@@ -65,8 +71,10 @@ def read(paths: Sequence[Path]) -> list[Line]:
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise Refused(f"cannot read {path}: {error}") from None
+        except OSError as error:
+            raise Refused(f"cannot read {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise Refused(f"{path} is no text; give a results.jsonl of a comparison") from None
         for number, written in enumerate(text.splitlines(), 1):
             if written.strip():
                 line = _line(written, path, number)
@@ -82,9 +90,3 @@ def _line(text: str, path: Path, number: int) -> Line:
         raise Refused(
             f"line {number} of {path} is no result ({error}); remove it, or run again"
         ) from None
-
-
-def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1)

@@ -37,6 +37,7 @@ def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:  # (n,) -> (1,) int32, (n,)
 
 
 def half_power(x: Tensor) -> Tensor:  # (n,) -> (1,) int32
+    """The power of two with which the largest magnitude just fits into half; 0 if it is none."""
     largest = largest_of(x.reshape(1, -1))[0]
     exponent = torch.frexp(largest).exponent
     fits = torch.where(largest.isfinite() & (largest > 0), POWER_HALF - exponent, 0)
