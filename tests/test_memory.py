@@ -120,6 +120,28 @@ def test_a_dense_share_is_ordinary_momentum():
     assert not kept["residual"].any()
 
 
+def test_a_parameter_sent_whole_has_ordinary_momentum_too():
+    """Nothing of it is late, so nothing is cleared; its sparse neighbours are, where sent."""
+    density = {"bias": 1.0, "": 0.1}
+    recipe, state = recipes.topk(density=density, memory=MomentumCorrected(momentum=0.9)), {}
+    means = []
+
+    def worker(comm):
+        for step in range(4):
+            grads = {"w": gradient(step), "bias": gradient(step)[0], "z": gradient(step)}
+            mean = recipe.reduce(Bucket.of(grads, state=state, step=step), comm).mean
+            means.append(mean[600:630].clone())
+
+    local.run(1, worker)
+    u = torch.zeros(30)
+    for step, mean in enumerate(means):
+        u = 0.9 * u + gradient(step)[0]
+        assert torch.allclose(mean, u, atol=1e-6)
+    assert not state["slots"]["bias"]["memory"]["residual"].any()
+    for name in ("w", "z"):
+        assert int((state["slots"][name]["memory"]["momentum"] == 0).sum()) == 60
+
+
 @pytest.mark.parametrize("world", [1, 4])
 def test_local_clipping_by_the_root_of_the_workers(world):
     recipe = Remember(dense(), MomentumCorrected(momentum=0.0, clip=1.0))

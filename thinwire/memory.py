@@ -72,10 +72,10 @@ class MomentumCorrected:
         plain:     u = m u + g;      v = v + u            nesterov:  u = m (u + g);  v = v + u + g
 
     v is what waits to be sent: v - sent is kept. With `masking`, u is cleared where this rank's
-    own choice was sent, so that stale momentum does not push on; a dense share (warm-up, vectors)
-    leaves u as it is, which is ordinary momentum. With `clip`, the norm of every parameter's local
-    gradient is first held at clip / sqrt(workers). The optimizer must have no momentum of its own.
-    Lin et al. 2018 (arXiv 1712.01887), section 3.
+    own choice was sent, so that stale momentum does not push on; a dense share (warm-up), and a
+    parameter that was sent whole, leave u as it is, which is ordinary momentum. With `clip`, the
+    norm of every parameter's local gradient is first held at clip / sqrt(workers). The optimizer
+    must have no momentum of its own. Lin et al. 2018 (arXiv 1712.01887), section 3.
     """
 
     momentum: Number = 0.9
@@ -116,6 +116,7 @@ class MomentumCorrected:
         index = chosen(sent) if self.masking else None
         if index is None:
             return partial(sent.add_into, x)
+        index = index[~_of_whole_slots(index, bucket)]
         u = _flat(bucket, "momentum", x)
         before = u[index]
         u[index] = 0.0
@@ -125,6 +126,15 @@ class MomentumCorrected:
             u[index] = before
 
         return undo
+
+
+def _of_whole_slots(index: Tensor, bucket: Bucket) -> Tensor:
+    """Which of these positions are in parameters all of whose entries are there."""
+    slots = bucket.layout.slots
+    starts = torch.tensor([slot.offset for slot in slots], device=index.device)
+    sizes = torch.tensor([slot.numel for slot in slots], device=index.device)
+    which = torch.searchsorted(starts, index, right=True) - 1
+    return (torch.bincount(which, minlength=len(slots)) >= sizes)[which]
 
 
 def _gradient(bucket: Bucket) -> Tensor:
