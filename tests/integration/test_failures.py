@@ -75,7 +75,7 @@ def test_a_failing_worker_is_named_on_every_rank(mode: str) -> None:
 def worker_dies(rank: int, world: int) -> tuple[str, float]:
     net = mlp(4)
     model, optimizer = ddp(net), sgd(net)
-    thinwire.attach(model, recipes.topk(), timeout=10.0)
+    thinwire.attach(model, recipes.topk(), timeout=5.0)
     train(model, optimizer, rank, 2)
     if rank == 1:
         return "gone", 0.0

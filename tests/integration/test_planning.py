@@ -137,16 +137,13 @@ def test_plan_prints_an_answer_and_writes_a_page(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["links"] == "probe.json"
 
 
-def test_a_slow_network_wants_compression_and_a_fast_one_does_not(tmp_path: Path) -> None:
-    verdicts = []
-    for net in ("1mbit", "10000gbit"):
-        call = ("small", "--workers", "16", "--net", net, "--latency", "1us", "--json")
-        done = thinwire_plan(*call, "--recipe", "topk(density=0.01)", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        verdicts.append(json.loads(done.stdout))
-    slow, fast = verdicts
+def test_a_slow_network_wants_compression(tmp_path: Path) -> None:
+    """Where a fast one does not: test_slow_links_want_less_bytes_and_fast_ones_do_not_care."""
+    call = ("small", "--workers", "16", "--net", "1mbit", "--latency", "1us", "--json")
+    done = thinwire_plan(*call, "--recipe", "topk(density=0.01)", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    slow = json.loads(done.stdout)
     assert slow["recipe"] == "topk(density=0.01)" and slow["workers"] == 16
-    assert fast["recipe"] == "dense()" and fast["verdict"].startswith("Stay dense")
     crossing = next(o["crossover"] for o in slow["options"] if o["recipe"] != "dense()")
     assert 1e6 < crossing < 1e13
 

@@ -78,9 +78,9 @@ def test_pytorchs_own_powersgd_hook_fails_this() -> None:
     assert len(set(once(4, stock_powersgd, 30, 25.0))) == 1, "with one bucket it works"
     for _ in range(3):
         try:
-            digests = once(4, stock_powersgd, 200, SMALL_BUCKETS, timeout=25)
+            digests = once(4, stock_powersgd, 200, SMALL_BUCKETS, timeout=12)
         except WorkerError as error:
-            ways = ("no answer in 25 s", "a worker died", "size doesn't match", "Timed out")
+            ways = ("no answer in 12 s", "a worker died", "size doesn't match", "Timed out")
             if any(way in str(error) for way in ways):
                 return
             raise

@@ -15,8 +15,8 @@ def _numbers() -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
     plain = torch.randn(300, generator=draw)
     broken, huge = plain.clone(), plain.clone()
-    broken[[3, 140, 299]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
-    huge[[0, 150]] = torch.tensor([3.4028235e38, -3.4e38])
+    broken[[0, 144, 296]] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    huge[[0, 152]] = torch.tensor([3.4028235e38, -3.4e38])
     return {
         "random": plain,
         "nothing": plain[:0],
@@ -33,6 +33,11 @@ def _numbers() -> dict[str, torch.Tensor]:
 
 NUMBERS = _numbers()
 numbers = pytest.mark.parametrize("x", NUMBERS.values(), ids=NUMBERS)
+
+
+def blocks_of(block: int, x: torch.Tensor) -> torch.Tensor:
+    """Fewer numbers where each is a block of its own: Triton's interpreter takes them in turn."""
+    return x[::8].contiguous() if block == 1 else x
 
 
 def alike(fast, name: str, *args, **options) -> tuple[torch.Tensor, ...]:
@@ -55,6 +60,7 @@ def test_sixteen_bits(fast, x):
 @pytest.mark.parametrize("block", [1, 7, 256])
 @numbers
 def test_eight_bits(fast, x, block):
+    x = blocks_of(block, x)
     scale, codes = alike(fast, "int8_encode", x, block)
     alike(fast, "scaled", codes, scale, block)
     scale, codes = alike(fast, "fp8_encode", x, block)
@@ -74,6 +80,7 @@ def test_every_eight_bit_number_comes_back(fast):
 @pytest.mark.parametrize("block", [1, 7, 512])
 @numbers
 def test_one_bit(fast, x, block):
+    x = blocks_of(block, x)
     alike(fast, "sign_encode", x, block)
     above, below, _ = alike(fast, "onebit_encode", x, block)
     alike(fast, "either", (x >= 0).to(torch.uint8), above, below, block)
