@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from thinwire.jobs import config, ledger
 from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
-from thinwire.report import compared
+from thinwire.report import grown
 
 BOOKS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -31,7 +32,7 @@ def line(recipe: str, seed: int, accuracy: float, net: str = "none") -> Line:
     run = config.made(
         {"job": "mlp", "recipe": recipe, "data": "a/b/digits", "settings": {"seed": seed}}
     )
-    return Line.of(run, 4, net, outcome(recipe, accuracy))
+    return Line.of(run, 4, net, outcome(recipe, accuracy), Path("nowhere"))
 
 
 def test_a_table_grows_line_by_line(tmp_path):
@@ -41,13 +42,13 @@ def test_a_table_grows_line_by_line(tmp_path):
     ledger.append(book, line("topk(density={'a|b': 1.0, '': 0.01})", 0, 0.4))
     ledger.append(book, line("dense()", 1, 0.6, net="1gbit"))
     assert "a/b" not in book.read_text().replace("'a|b'", "")  # no paths of this machine
-    tables = compared.grown(ledger.read([book]))
+    tables = grown.tables(ledger.read([book]))
     assert list(tables) == [
         "mlp, tiny, digits, 4 workers, loopback", "mlp, tiny, digits, 4 workers, 1gbit"
     ]  # fmt: skip
     head, dense, topk = next(iter(tables.values()))
     assert head[:2] == ["recipe", "accuracy"] and dense[:2] == ["dense()", "60 % ± 14"]
-    shown = compared.markdown([head, dense, topk]).splitlines()
+    shown = grown.markdown([head, dense, topk]).splitlines()
     assert [row.replace("\\|", "").count("|") for row in shown] == [10] * 4
 
 
@@ -85,8 +86,32 @@ def test_results_prints_tables_or_one_clear_line(tmp_path):
     assert odd.exit_code == 2 and "is no text" in " ".join(odd.output.split())
 
 
+def test_when_a_score_was_reached_and_a_drawing_of_the_way(tmp_path):
+    log = [{"step": step, "total": 9, "loss": 0.1, "elapsed": 5.0 * step} for step in range(3)]
+    log += [{"step": step, "bytes_sent": 1e6 * step, "elapsed": 9.0 * step, "accuracy": value}
+            for step, value in ((1, 0.2), (2, 0.5), (3, 0.4))]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
+    run = config.made({"job": "mlp", "recipe": "dense()"})
+    made = Line.of(run, 4, "none", outcome("dense()", 0.4), tmp_path)
+    assert [score["step"] for score in made.scores] == [1, 2, 3]
+    book, picture = tmp_path / ledger.NAME, tmp_path / "scores.png"
+    ledger.append(book, made)
+    ask = ["results", str(book), "--markdown", "--draw", str(picture), "--reach"]
+    result = CliRunner().invoke(app, [*ask, "0.45"])
+    head, _, row = result.output.split("\n\n")[1].splitlines()
+    assert head.endswith("| s to 45 % | MB |") and row.endswith("| 18 | 2.0 |")
+    assert picture.read_bytes()[1:4] == b"PNG"
+    assert "| never |" in CliRunner().invoke(app, [*ask, "0.6"]).output
+    odd = CliRunner().invoke(app, ["results", str(book), "--draw", str(tmp_path / "a.xyz")])
+    assert odd.exit_code == 2 and "cannot draw" in odd.output
+    ledger.append(book, line("dense()", 1, 0.5))
+    book.write_text(book.read_text().splitlines()[1])
+    bare = CliRunner().invoke(app, ["results", str(book), "--draw", str(picture)])
+    assert bare.exit_code == 2 and "no scores to draw" in bare.output
+
+
 @pytest.mark.parametrize("book", sorted(BOOKS.glob("*.jsonl")), ids=lambda path: path.name)
 def test_the_documents_say_what_the_files_say(book):
     text = (BOOKS.parent / "results.md").read_text(encoding="utf-8")
-    for title, rows in compared.grown(ledger.read([book])).items():
-        assert f"{title}\n\n{compared.markdown(rows)}\n" in text, f"{book.name} has other results"
+    for title, rows in grown.tables(ledger.read([book])).items():
+        assert f"{title}\n\n{grown.markdown(rows)}\n" in text, f"{book.name} has other results"

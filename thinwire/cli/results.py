@@ -10,20 +10,25 @@ import typer
 from thinwire.cli.app import app, console, reported
 from thinwire.cli.train import shown
 from thinwire.jobs import ledger
-from thinwire.report import compared
+from thinwire.report import grown
 
 
 @app.command()
 def results(
     file: Annotated[list[Path], typer.Argument(help="results.jsonl of one comparison or more.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="As a document has it.")] = False,
+    reach: Annotated[float | None, typer.Option(help="Tell when this score was reached.")] = None,
+    draw: Annotated[Path | None, typer.Option(help="A picture of the scores on their way.")] = None,
 ) -> None:
     """Print a table for every job and network; several seeds as mean and deviation."""
     with reported():
-        tables = compared.grown(ledger.read(file))
+        lines = ledger.read(file)
+        tables = grown.tables(lines, reach)
+        if draw is not None:
+            grown.draw(lines, draw)
     for title, rows in tables.items():
         if markdown:
-            console.print(f"{title}\n\n{compared.markdown(rows)}\n", markup=False,
+            console.print(f"{title}\n\n{grown.markdown(rows)}\n", markup=False,
                           highlight=False, soft_wrap=True)  # fmt: skip
         else:
             console.print(shown(rows, title))

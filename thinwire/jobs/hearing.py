@@ -28,7 +28,7 @@ def lstm_an4(size: str, source: Source) -> Task:
         loss = _speech_loss
     return Task(
         net=lambda: recurrent.SpeechLstm(width, layers, channels), train=data[0], test=data[1],
-        loss=loss, rows=_heard, figures=_heard_figures, lower=True,
+        loss=loss, rows=_heard, figures=_heard_figures,
     )  # fmt: skip
 
 

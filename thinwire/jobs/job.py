@@ -119,7 +119,6 @@ class Task:
     loss: Callable[[nn.Module, Batch], Tensor]
     rows: Callable[[nn.Module, Iterable[Batch]], Tensor]  # (r, columns) float64
     figures: Callable[[Tensor], dict[str, float]]  # the first is the headline
-    lower: bool = False  # whether a lower headline is better
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def _predicting(net: Callable[[], nn.Module], data: tuple[Data, Data]) -> Task:
 
     return Task(
         net=net, train=data[0], test=data[1], loss=lambda m, batch: total(m, batch, "mean"),
-        rows=rows, figures=_perplexity, lower=True,
+        rows=rows, figures=_perplexity,
     )  # fmt: skip
 
 

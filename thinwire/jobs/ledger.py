@@ -1,8 +1,9 @@
 """The file that comparisons append to: a line for every run that is done, so that a table can grow.
 
-    {"job": "resnet20", "size": "small", "workers": 4, ..., "seed": 0, "outcome": {...}}
+    {"job": "resnet20", "size": "small", ..., "seed": 0, "outcome": {...}, "scores": [{...}, ...]}
 
-`outcome` is what `result.json` holds. A run that is done twice has two lines; the last one counts.
+`outcome` is what `result.json` holds, `scores` are those the run had on its way. A run that is done
+twice has two lines; the last one counts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import errno
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from thinwire.jobs import logs
 from thinwire.jobs.config import Run
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
@@ -32,13 +34,19 @@ class Line:
     data: str | None
     seed: int
     outcome: Outcome
+    scores: list[dict[str, float]] = field(default_factory=list)
 
     @staticmethod
-    def of(run: Run, workers: int, net: str, outcome: Outcome) -> Line:
+    def of(run: Run, workers: int, net: str, outcome: Outcome, out: Path) -> Line:
+        """Of the run in this folder."""
+        wanted = {"step", "bytes_sent", "elapsed", *outcome.figures}
+        scores = [{key: value for key, value in record.items() if key in wanted}
+                  for record in logs.records(out / logs.LOG)
+                  if outcome.figures.keys() <= record.keys()]  # fmt: skip
         data = None if run.data is None else Path(run.data).name  # not where it lies on this disk
         return Line(
             job=run.job, size=run.size, workers=workers, net=net, data=data,
-            seed=run.settings.seed, outcome=outcome,
+            seed=run.settings.seed, outcome=outcome, scores=scores,
         )  # fmt: skip
 
     @property

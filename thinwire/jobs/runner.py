@@ -121,8 +121,8 @@ def _all(
         outcomes.append(outcome)
         if not outcome.finished:
             break
-        if book is not None and place.rank == 0:
-            ledger.append(book, Line.of(run, place.world, net, outcome))
+        if book is not None and out is not None and place.rank == 0:
+            ledger.append(book, Line.of(run, place.world, net, outcome, out))
     return outcomes
 
 

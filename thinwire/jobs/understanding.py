@@ -52,7 +52,7 @@ def _pretraining(
             width, layers, heads, words, task="pretraining", checkpoint=source.checkpoint
         ),
         train=data[0], test=data[1], loss=lambda net, batch: _bert(net, batch).loss,
-        rows=_bert_rows, figures=_bert_figures, lower=True,
+        rows=_bert_rows, figures=_bert_figures,
     )  # fmt: skip
 
 

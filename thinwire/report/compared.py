@@ -10,7 +10,6 @@ from typing import Any
 
 from thinwire.jobs import logs, runner
 from thinwire.jobs.config import Run
-from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.report.page import Page, Section, drawing
 from thinwire.report.pattern import FAINT, HUES, INK, PAPER
@@ -60,22 +59,6 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-def grown(lines: Sequence[Line]) -> dict[str, list[list[str]]]:
-    """A table for every job, size and network in a ledger."""
-    places: dict[str, list[Outcome]] = {}
-    for line in lines:
-        places.setdefault(line.place, []).append(line.outcome)
-    return {place: table(outcomes) for place, outcomes in places.items()}
-
-
-def markdown(rows: list[list[str]]) -> str:
-    """Rows, of which the first is the head, as Markdown."""
-    head, *rest = rows
-    bar = "\\|"  # as a cell has it
-    rest = [[f"`{call.replace('|', bar)}`", *cells] for call, *cells in rest]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rest])
-
-
 def _cells(outcomes: list[Outcome]) -> list[str]:
     sent = statistics.mean(o.metrics["bytes_sent"] for o in outcomes)
     dense = statistics.mean(o.metrics["bytes_dense"] for o in outcomes)
@@ -95,9 +78,13 @@ def _score(outcomes: list[Outcome], name: str) -> str:
     values = [o.figures[name] for o in outcomes if name in o.figures]
     if not values:
         return ""
-    scale, unit = (100, " %") if name in ("accuracy", "f1", "wer") else (1, "")
+    scale, unit = (100, " %") if in_percent(name) else (1, "")
     shown = f"{scale * statistics.mean(values):.4g}{unit}"
     return f"{shown} ± {scale * statistics.stdev(values):.2g}" if len(values) > 1 else shown
+
+
+def in_percent(name: str) -> bool:
+    return name in ("accuracy", "f1", "wer")
 
 
 def page(entries: Sequence[Entry]) -> Page:
@@ -147,9 +134,7 @@ def _curves(entries: Sequence[Entry], x: str, y: str) -> Any:
         axes.plot([r[x] / scale for r in records], values, color=HUES[place % len(HUES)],
                   label=label, linewidth=1.4, marker="." if y != "loss" else None,
                   linestyle="-" if place < len(HUES) else "--")  # fmt: skip
-    axes.set_xlabel(
-        {"step": "steps", "bytes_sent": "MB sent by a worker", "elapsed": "seconds of training"}[x]
-    )
+    axes.set_xlabel(LABELS[x])
     axes.set_ylabel(y)
     if x == "bytes_sent":
         axes.set_xscale("log")
@@ -199,7 +184,7 @@ def _bars(entries: Sequence[Entry]) -> Any:
     right.set_xlabel("KB a step from a worker")
     right.set_xscale("log")
     for axes in (left, right):
-        _plain(axes)
+        plain(axes)
     return figure
 
 
@@ -217,11 +202,11 @@ def plain_figure(width: float, height: float) -> tuple[Any, Any]:
 
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
-    _plain(axes)
+    plain(axes)
     return figure, axes
 
 
-def _plain(axes: Any) -> None:
+def plain(axes: Any) -> None:
     axes.tick_params(colors=INK, labelsize=8)
     axes.grid(color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -1,0 +1,112 @@
+"""Tables and drawings of what comparisons have appended to their files, over days perhaps."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.jobs.ledger import Line
+from thinwire.lab.workers import Refused
+from thinwire.report.compared import LABELS, headline, in_percent, plain, table
+from thinwire.report.pattern import HUES, PAPER
+
+LOWER = ("loss", "test_loss", "perplexity", "wer")  # figures of which less is better
+ACROSS = ("step", "bytes_sent", "elapsed")
+
+
+def places(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """What belongs into one table: a job at one size, on one data set and network."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.place, []).append(line)
+    return found
+
+
+def tables(lines: Sequence[Line], reach: float | None = None) -> dict[str, list[list[str]]]:
+    """A table a place; with `reach`, how long and how many megabytes it took to that score."""
+    made = {}
+    for place, mine in places(lines).items():
+        rows = table([line.outcome for line in mine])
+        made[place] = rows if reach is None else _with_reach(rows, mine, reach)
+    return made
+
+
+def reached(line: Line, value: float) -> dict[str, float] | None:
+    """The first score that is as good as this one."""
+    name = headline(line.outcome)
+    for score in line.scores:
+        if score[name] <= value if name in LOWER else score[name] >= value:
+            return score
+    return None
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Rows, of which the first is the head, as Markdown."""
+    head, *rest = rows
+    bar = "\\|"  # as a cell has it
+    rest = [[f"`{call.replace('|', bar)}`", *cells] for call, *cells in rest]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rest])
+
+
+def drawing(lines: Sequence[Line]) -> Any:
+    """Scores against steps, bytes and seconds, a row of three a place."""
+    from matplotlib.figure import Figure
+
+    rows = places([line for line in lines if line.scores])
+    if not rows:
+        raise Refused("these results hold no scores to draw; compare again with this version")
+    size = (4.2 * len(ACROSS), 3.4 * len(rows))
+    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
+    grid = figure.subplots(len(rows), len(ACROSS), squeeze=False, sharey="row")
+    for axes, (place, mine) in zip(grid, rows.items(), strict=True):
+        for one, across in zip(axes, ACROSS, strict=True):
+            _curves(one, mine, across)
+        axes[0].set_title(place, fontsize=9, loc="left")
+        axes[0].set_ylabel(headline(mine[0].outcome))
+        axes[0].legend(fontsize=6, frameon=False)
+    return figure
+
+
+def draw(lines: Sequence[Line], path: Path) -> None:
+    """The drawing as a file of the kind its name says."""
+    try:
+        drawing(lines).savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot draw {path} ({error}); give a name that ends in .png") from None
+
+
+def _curves(axes: Any, lines: Sequence[Line], across: str) -> None:
+    calls = list(dict.fromkeys(line.outcome.recipe for line in lines))
+    named: set[str] = set()
+    for line in lines:
+        call, name = line.outcome.recipe, headline(line.outcome)
+        number, scale = calls.index(call), 1e6 if across == "bytes_sent" else 1
+        axes.plot(
+            [score[across] / scale for score in line.scores],
+            [score[name] for score in line.scores],
+            color=HUES[number % len(HUES)], linestyle="-" if number < len(HUES) else "--",
+            linewidth=1.4, marker=".", label=None if call in named else call,
+        )  # fmt: skip
+        named.add(call)
+    axes.set_xlabel(LABELS[across])
+    if across == "bytes_sent":
+        axes.set_xscale("log")
+    plain(axes)
+
+
+def _with_reach(rows: list[list[str]], lines: list[Line], value: float) -> list[list[str]]:
+    name = headline(lines[0].outcome)
+    shown = f"{100 * value:g} %" if in_percent(name) else f"{value:g}"
+    head, *rest = rows
+    made = [[*head, f"s to {shown}", "MB"]]
+    for call, *cells in rest:
+        found = [reached(line, value) for line in lines if line.outcome.recipe == call]
+        first = [score for score in found if score is not None]
+        cells += ["never", ""] if len(first) < len(found) else [
+            f"{statistics.mean(score['elapsed'] for score in first):.0f}",
+            f"{statistics.mean(score['bytes_sent'] for score in first) / 1e6:.1f}",
+        ]  # fmt: skip
+        made.append([call, *cells])
+    return made
