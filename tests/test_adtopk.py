@@ -16,7 +16,7 @@ from thinwire.combinators import Alternate, Remember, Route
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.lab import rows as lab
-from thinwire.layout import Layout
+from thinwire.layout import Layout, small
 
 
 def reduce(recipe, tensors, steps=1, world=1, start=0):
@@ -118,6 +118,19 @@ def test_densities_by_name_for_the_others(name):
     layouts = [Layout.of({n: torch.empty(20, 50)}) for n in ("a", "b")]
     many, few = (recipe.traffic(layout, 4).bytes for layout in layouts)
     assert 4.5 < many / few < 5.5
+
+
+@pytest.mark.parametrize("name", ["topk", "dgc", "gaussiank", "redsync", "sidco", "adtopk"])
+def test_what_is_small_may_go_whole_and_then_nothing_is_estimated(name):
+    recipe = getattr(recipes, name)(density={small: 1.0, "": 0.02})
+    shapes = {"first": (9, 100), "body": (50, 60), "bias": (2000,), "last": (10, 101)}
+    sent = alone(recipe, lambda r, s: {n: drawn(shape) for n, shape in shapes.items()}, steps=2)
+    parts = sent.split([900, 3000, 2000, 1010])
+    first, body, bias, last = (int((part != 0).sum()) for part in parts)
+    assert (first, bias) == (900, 2000)
+    assert body < 150 and last < 60
+    with pytest.raises(ValueError, match=r"no density for parameter 'body' \(there are .*small"):
+        reduce(recipes.topk(density={small: 1.0}), lambda r, s: {"body": drawn((50, 60))})
 
 
 def test_no_feedback_and_dense_lists_are_data():

@@ -51,7 +51,7 @@ def test_bad_options(name, keywords, message):
     (lambda: recipes.dgc(ramp=-3, every=10), "a ramp lasts at least one epoch, got -3"),
     (lambda: recipes.dgc(every=7), "got every=7 without a ramp"),
     (lambda: recipes.topk(Ramp(start=2.0, end=0.1, steps=10)), "density must be in"),
-    (lambda: recipes.topk({}), "densities by name need at least one"),
+    (lambda: recipes.topk({}), "densities by parameter need at least one"),
     (lambda: recipes.threshold(value="a"), "a threshold must be a number"),
     (lambda: recipes.threshold(capacity="x"), "capacity must be at least 1.0"),
     (lambda: recipes.terngrad(clip="a"), "clip must be above 0"),
@@ -87,7 +87,7 @@ def test_parse_reads_the_call_that_repr_prints():
 
 @pytest.mark.parametrize("call", ["", "topk(", "topk(density=open('x'))", "topk(speed=9)",
                                   "__import__('os')", "1 + 1", "topk(density=0.1)(2)",
-                                  "topk(density={[]: 1})",
+                                  "topk(density={[]: 1})", "topk(density={huge: 1.0, '': 0.1})",
                                   "topk(density=" + "-" * 5000 + "1)"])  # fmt: skip
 def test_parse_refuses_everything_else(call):
     with pytest.raises(ValueError, match=r"recipe"):

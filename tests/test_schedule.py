@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinwire import Bucket, recipes
+from thinwire import Bucket, layout, recipes
 from thinwire.combinators import dense_form, memories, remembers
 from thinwire.comm import local
 from thinwire.memory import Residual
@@ -77,6 +77,9 @@ def test_schedules_can_be_written_on_the_command_line():
     named = recipes.parse("topk(density={'bias': 1.0, '': Ramp(start=0.25, end=0.01, steps=500)})")
     ramp = Ramp(start=0.25, end=0.01, steps=500)
     assert named == recipes.topk(density={"bias": 1.0, "": ramp})
+    assert recipes.parse("topk(density={small: 1.0, '': 0.01})") == recipes.topk(
+        density={layout.small: 1.0, "": 0.01}
+    )
     assert recipes.parse("powersgd(rank=stages((1, 4), 100))").inner.frame.rank(150) == 4
     with pytest.raises(ValueError, match="must be literals, schedules"):
         recipes.parse("topk(density=eval('1'))")

@@ -18,7 +18,7 @@ from thinwire import kernels
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum, in_memory_order, working_dtype
 from thinwire.payload import Payload, Sparse, bound
-from thinwire.schedule import ByName, Density, density_at
+from thinwire.schedule import ByParameter, Density, at, checked_density, density_at
 from thinwire.state import Draft, Root, RowsOf, State
 
 
@@ -135,10 +135,10 @@ def whole(bucket: Bucket, density: Density) -> Iterator[Piece]:
     layout = bucket.layout
     if layout.size == 0:
         return
-    if isinstance(density, ByName):
+    if isinstance(density, ByParameter):
         k = sum(kept(slot, density, bucket.step) for slot in layout.slots)
     else:
-        k = budget(layout.size, density_at(density, bucket.step, ""))
+        k = budget(layout.size, checked_density(at(density, bucket.step)))
     if layout.runs == ((0, layout.numel),):
         yield Piece(rows=_stretch(bucket, 0, layout.numel, 1), k=k, place=_shift(0))
         return
@@ -209,7 +209,7 @@ def budget(n: int, density: float) -> int:
 
 def kept(slot: Slot, density: Density, step: int) -> int:
     """How many entries of a parameter a density keeps at this step."""
-    return budget(slot.numel, density_at(density, step, slot.name))
+    return budget(slot.numel, density_at(density, step, slot))
 
 
 def _by_rows(

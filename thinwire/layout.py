@@ -41,6 +41,19 @@ class Slot:
         return (rows, self.numel // rows)
 
 
+SMALL = 1000  # entries
+
+
+def vectors(slot: Slot) -> bool:
+    """ADTopk's rule for what stays dense: biases and norms, anything with one entry a row."""
+    return len(slot.shape) <= 1 or slot.numel == slot.shape[0]
+
+
+def small(slot: Slot) -> bool:
+    """Vectors, and whatever else is too small for its bytes to count."""
+    return vectors(slot) or slot.numel <= SMALL
+
+
 @dataclass(frozen=True)
 class Layout:
     """Which parameters live where in a flat buffer of `numel` entries; gaps belong to others."""

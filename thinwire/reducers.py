@@ -21,7 +21,7 @@ from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Payload, Sparse, ascending, limit, nothing, written
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
-from thinwire.schedule import ByName, Density, at, check_densities, checked_density, thinned
+from thinwire.schedule import ByParameter, Density, at, check_densities, checked_density, thinned
 from thinwire.wire import Wire
 from thinwire.wire.link import Link, reduce_traffic
 
@@ -104,7 +104,7 @@ class Select:
         return describe(self)
 
     def _density(self, step: int) -> Density:
-        if isinstance(self.density, ByName):
+        if isinstance(self.density, ByParameter):
             return self.density
         return checked_density(at(self.density, step))
 
@@ -114,9 +114,13 @@ class Select:
         chosen: list[Tensor] = []
         k = 0
         for piece in self.over(bucket, thinned(self._density(bucket.step), bucket.thinner)):
-            states.append(piece.state(scope))
-            chosen.append(piece.place(self._picked(piece, states[-1])))
-            k += piece.k * piece.rows.shape[0]
+            rows, columns = piece.rows.shape
+            if piece.k < columns:
+                states.append(piece.state(scope))
+                chosen.append(piece.place(self._picked(piece, states[-1])))
+            else:
+                chosen.append(piece.place(_everything(piece)))
+            k += piece.k * rows
         flat = bucket.flat
         x = flat.residual if isinstance(flat, Sum) else flat
         none = torch.empty(0, dtype=torch.int64, device=x.device)
@@ -146,6 +150,12 @@ class Select:
                 "were asked for; with varying counts use collective=AllGather(ragged=True)"
             )
         return index
+
+
+def _everything(piece: Piece) -> Tensor:
+    """Of a piece that is sent whole there is nothing to choose, nor to estimate."""
+    rows = _taken(piece.rows)
+    return torch.arange(rows.numel(), device=rows.device)
 
 
 def _taken(rows: Tensor | Sum) -> Tensor:

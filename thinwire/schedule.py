@@ -1,7 +1,7 @@
 """Any number of a recipe may be a schedule: a plain function of the step.
 
 Schedules are frozen dataclasses rather than closures, so that they print what they are and two
-ranks with different schedules are told apart. A density may also depend on the parameter's name.
+ranks with different schedules are told apart. A density may also depend on the parameter.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from thinwire.describe import describe
+from thinwire.layout import Slot
 
 Number = float | Callable[[int], float]
 
@@ -72,36 +75,40 @@ def stages(values: tuple[float, ...], every: int) -> Piecewise:
     return Piecewise(tuple(every * (i + 1) for i in range(len(values) - 1)), values)
 
 
-@dataclass(frozen=True)
-class ByName:
-    """A density for every parameter: that of the first pattern that is found in its name."""
+Which = str | Callable[[Slot], bool]  # parameters: a pattern found in their names, or a rule
 
-    rules: tuple[tuple[str, Number], ...]
+
+@dataclass(frozen=True)
+class ByParameter:
+    """A density for every parameter: that of the first pattern or rule that holds for it."""
+
+    rules: tuple[tuple[Which, Number], ...]
 
     @staticmethod
-    def of(densities: Mapping[str, Number]) -> ByName:
+    def of(densities: Mapping[Which, Number]) -> ByParameter:
         if not densities:
-            raise ValueError("densities by name need at least one, got {}; e.g. {'': 0.01}")
-        for pattern in densities:
-            _compiles(pattern)
-        return ByName(tuple(densities.items()))
+            raise ValueError("densities by parameter need at least one, got {}; e.g. {'': 0.01}")
+        for which in densities:
+            if not callable(which):
+                _compiles(which)
+        return ByParameter(tuple(densities.items()))
 
-    def at(self, name: str, step: int) -> float:
-        for pattern, density in self.rules:
-            if re.search(pattern, name):
+    def at(self, slot: Slot, step: int) -> float:
+        for which, density in self.rules:
+            if which(slot) if callable(which) else re.search(which, slot.name):
                 return at(density, step)
-        known = ", ".join(repr(pattern) for pattern, _ in self.rules)
+        known = ", ".join(describe(which) for which, _ in self.rules)
         raise ValueError(
-            f"no density for parameter {name!r} (patterns are {known}); end with '': 0.01"
+            f"no density for parameter {slot.name!r} (there are {known}); end with '': 0.01"
         )
 
 
-Density = Number | ByName
+Density = Number | ByParameter
 
 
-def density_at(density: Density, step: int, name: str) -> float:
+def density_at(density: Density, step: int, slot: Slot) -> float:
     """The density of a parameter at this step, checked."""
-    here = density.at(name, step) if isinstance(density, ByName) else at(density, step)
+    here = density.at(slot, step) if isinstance(density, ByParameter) else at(density, step)
     return checked_density(here)
 
 
@@ -109,9 +116,9 @@ def thinned(density: Density, factor: float) -> Density:
     """So many times a density that is known at a step already."""
     if factor == 1.0:
         return density
-    if isinstance(density, ByName):
-        rules = tuple((pattern, _Times(number, factor)) for pattern, number in density.rules)
-        return ByName(rules)
+    if isinstance(density, ByParameter):
+        rules = tuple((which, _Times(number, factor)) for which, number in density.rules)
+        return ByParameter(rules)
     return _Times(density, factor)(0)
 
 
@@ -126,7 +133,7 @@ class _Times:
 
 def check_densities(density: Density) -> None:
     """Every density that can be known before the training: all of a schedule's, or its first."""
-    if isinstance(density, ByName):
+    if isinstance(density, ByParameter):
         for _, number in density.rules:
             check_densities(number)
     elif isinstance(density, Piecewise):

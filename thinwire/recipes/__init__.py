@@ -3,8 +3,8 @@
 A recipe is a function that returns a reducer. Numbers may be schedules; defaults are the paper's,
 without warm-up. `parse("adtopk(density=0.01)")` reads the same call from a string, in which a
 number may be written as a schedule: "topk(density=Ramp(start=0.25, end=0.01, steps=500))", also one
-of several by name: "topk(density={'bias': 1.0, '': Ramp(start=0.25, end=0.01, steps=500)})", and a
-memory with its options: "topk(memory=Residual(learning_rate=True))".
+of several by parameter: "topk(density={small: 1.0, 'embed': 0.001, '': 0.01})", and a memory with
+its options: "topk(memory=Residual(learning_rate=True))".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from thinwire import memory, schedule
+from thinwire import layout, memory, schedule
 from thinwire.protocols import Reducer
 from thinwire.recipes.alldimension import adtopk
 from thinwire.recipes.auto import auto
@@ -51,6 +51,7 @@ __all__ = [  # noqa: RUF022  (the order in which people read them)
 
 SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")
 MEMORIES = ("MomentumCorrected", "Residual")
+RULES = ("small", "vectors")
 
 
 def names() -> list[str]:
@@ -88,16 +89,19 @@ def __getattr__(name: str) -> Callable[..., Reducer]:
 
 
 def _argument(node: ast.expr, call: str) -> Any:
-    """A literal, or a schedule or a memory with such arguments."""
+    """A literal, a rule, or a schedule or a memory with such arguments."""
     named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
     if isinstance(node, ast.Call) and named in SCHEDULES + MEMORIES:
         args = [_argument(arg, call) for arg in node.args]
         keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
         home = schedule if named in SCHEDULES else memory
         return _called(getattr(home, str(named)), args, keywords, ast.unparse(node))
-    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-        pairs = zip(node.keys, node.values, strict=True)  # densities by name
-        return {_literal(key, call): _argument(value, call) for key, value in pairs if key}
+    if isinstance(node, ast.Name) and node.id in RULES:
+        return getattr(layout, node.id)
+    plain = ast.Constant | ast.Name
+    if isinstance(node, ast.Dict) and all(isinstance(key, plain) for key in node.keys):
+        pairs = zip(node.keys, node.values, strict=True)  # densities by parameter
+        return {_argument(key, call): _argument(value, call) for key, value in pairs if key}
     return _literal(node, call)
 
 
@@ -106,8 +110,8 @@ def _literal(node: ast.expr, call: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError(
-            f"arguments of a recipe must be literals, schedules ({', '.join(SCHEDULES)}) or "
-            f"memories ({', '.join(MEMORIES)}), got {call!r}"
+            f"arguments of a recipe must be literals, schedules ({', '.join(SCHEDULES)}), "
+            f"memories ({', '.join(MEMORIES)}) or rules ({', '.join(RULES)}), got {call!r}"
         ) from None
 
 

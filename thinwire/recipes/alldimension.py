@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
 from thinwire.combinators import Alternate, Route, Rule
 from thinwire.combinators import dense as _dense
-from thinwire.layout import Layout, Slot
+from thinwire.layout import Layout, Slot, vectors
 from thinwire.partial import Partial
 from thinwire.planned import Planned
 from thinwire.protocols import Memory, Reducer, Selector
@@ -36,11 +36,6 @@ ROWS: dict[str, View] = {"matrix": by_row, "dim1": by_dim1, "longer": by_longer,
 def nothing(slot: Slot) -> bool:
     """The rule that holds for no parameter."""
     return False
-
-
-def vectors(slot: Slot) -> bool:
-    """ADTopk's rule for what stays dense: biases and norms, anything with one entry a row."""
-    return len(slot.shape) <= 1 or slot.numel == slot.shape[0]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from thinwire.layout import Layout, Slot
 from thinwire.memory import MomentumCorrected, Residual
 from thinwire.protocols import Collective, Memory, Reducer, Selector
 from thinwire.reducers import Select
-from thinwire.schedule import ByName, Density, Number
+from thinwire.schedule import ByParameter, Density, Number, Which
 from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
@@ -42,7 +42,7 @@ COLLECTIVES: dict[str, Callable[[bool], Collective | TwoLevel]] = {  # by whethe
     "two_level": lambda ragged: TwoLevel(),
 }
 Recipe = TypeVar("Recipe", bound=Callable[..., Reducer])
-Densities = Number | Mapping[str, Number]  # one, or one for each pattern found in a name
+Densities = Number | Mapping[Which, Number]  # one, or one for each pattern or rule
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def rule(option: str, given: Rule | Sequence[str]) -> Rule:
 
 def sent_whole(layout: Layout, over: View, density: Density) -> bool:
     """Whether a view keeps every entry anyway; of a density that changes, nothing can be said."""
-    numbers = [n for _, n in density.rules] if isinstance(density, ByName) else [density]
+    numbers = [n for _, n in density.rules] if isinstance(density, ByParameter) else [density]
     if any(callable(number) for number in numbers):
         return False
     flat = torch.empty(layout.numel, device="meta")
@@ -110,7 +110,7 @@ def sent_whole(layout: Layout, over: View, density: Density) -> bool:
 
 
 def densities(density: Densities) -> Density:
-    return ByName.of(density) if isinstance(density, Mapping) else density
+    return ByParameter.of(density) if isinstance(density, Mapping) else density
 
 
 def merge(collective: Merge, *, ragged: bool, own: Collective | None = None) -> Collective:
