@@ -8,6 +8,7 @@ import torch
 from thinwire import Bucket, layout, recipes
 from thinwire.combinators import dense_form, memories, remembers
 from thinwire.comm import local
+from thinwire.layout import Layout
 from thinwire.memory import Residual
 from thinwire.schedule import Piecewise, Ramp, at, checked_density, dgc_ramp, stages
 
@@ -62,9 +63,13 @@ def test_dgcs_ramp_by_formula_and_by_list():
 
 def test_dgc_takes_a_ramp():
     by_list = recipes.dgc(0.001, ramp=[0.25, 0.0625, 0.015625, 0.004], every=10).inner.density
-    assert [by_list(s) for s in (0, 9, 10, 40)] == [0.25, 0.25, 0.0625, 0.001]
+    matrix, vector = Layout.of({"w": torch.empty(3, 4), "b": torch.empty(3)}).slots
+    assert [by_list.at(matrix, s) for s in (0, 9, 10, 40)] == [0.25, 0.25, 0.0625, 0.001]
+    assert by_list.at(vector, 40) == 1.0
     by_formula = recipes.dgc(0.001, ramp=5, every=10).inner.density
-    assert by_formula == dgc_ramp(0.001, 5, 10)
+    assert by_formula.rules == ((layout.vectors, 1.0), ("", dgc_ramp(0.001, 5, 10)))
+    everything = recipes.dgc({"": 0.001}).inner.density
+    assert everything.at(vector, 0) == 0.001
     with pytest.raises(ValueError, match="a ramp ends at one density"):
         recipes.dgc(lambda step: 0.1, ramp=5, every=10)
     with pytest.raises(ValueError, match="at least one step"):

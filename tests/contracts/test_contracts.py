@@ -373,6 +373,8 @@ def budget(case: str, step: int = 0) -> int:
     name = case.split("(")[0]
     sizes = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
     rows = {"dim1": (24, 54), "dim0": (40, 36), "longer": (24, 36)}
+    if name == "dgc":  # vectors whole
+        return 48 + 11 + 24 + 1
     if name in ESTIMATED | {"topk", "randomk", "auto"}:  # auto tries topk first
         return sum(max(1, int(0.05 * n + 0.5)) for n in sizes.values() if n)
     if name in SUMMED | {"gtopk"}:  # of the whole bucket

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.bucket import by_layer, by_row
 from thinwire.combinators import InBasis, Route
 from thinwire.combinators import dense as _dense
 from thinwire.frames.dct import Dct
-from thinwire.layout import Layout, Slot
+from thinwire.layout import Layout, Slot, vectors
 from thinwire.memory import Residual
 from thinwire.protocols import Memory, Reducer
 from thinwire.recipes.options import (
@@ -94,16 +94,20 @@ def dgc(
 
     `hierarchical` keeps the largest among what the threshold lets through, never more than the
     density. `ramp` is a list of densities, or a number of epochs for the paper's formula; each
-    lasts `every` steps. Source: Lin et al., ICLR 2018, arXiv 1712.01887.
+    lasts `every` steps. Vectors go whole, as in the authors' code; density={"": 0.001} is of all.
+    Source: Lin et al., ICLR 2018, arXiv 1712.01887.
     """
+    wanted = _ramped(density, ramp, every)
+    if not isinstance(wanted, Mapping):
+        wanted = {vectors: 1.0, "": wanted}
     pick = Threshold(
         estimate=Sampled(fraction=sample),
         correct=(0.8, 2.0) if hierarchical else (0.7, 1.3),
         capacity=1.0 if hierarchical else 2.0,
     )
     return sparse(
-        pick, by_layer, density=_ramped(density, ramp, every), collective=collective,
-        memory=memory, wire=wire, warmup=warmup,
+        pick, by_layer, density=wanted, collective=collective, memory=memory, wire=wire,
+        warmup=warmup,
     )  # fmt: skip
 
 
