@@ -119,13 +119,15 @@ def in_a_new_python(code: str) -> str:
 def test_import_is_light():
     heavy = "('numba', 'triton', 'matplotlib', 'transformers', 'sklearn', 'rich', 'typer')"
     code = (
-        "import torch, sys, time; before = set(sys.modules); begin = time.process_time(); "
-        "import thinwire; print(time.process_time() - begin); "
+        "import sys, time; start = time.process_time(); import torch; before = set(sys.modules); "
+        "begin = time.process_time(); import thinwire; end = time.process_time(); "
+        "print(end - begin, begin - start); "
         f"print([m for m in set(sys.modules) - before if m.split('.')[0] in {heavy}])"
     )
     runs = [in_a_new_python(code).splitlines() for _ in range(3)]
     assert all(run[1] == "[]" for run in runs)
-    assert min(float(run[0]) for run in runs) <= 0.3
+    ours, torchs = min(tuple(map(float, run[0].split())) for run in runs)
+    assert ours <= max(0.3, torchs / 5)  # a busy machine is slow with both
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ FEW = [
     for world in ((3, 4, 8) if case in MERGING else (3,))
 ]
 EDGES = [pytest.param(c, w, marks=pytest.mark.slow) for c in MERGING for w in (1, 2, 16)]
-LARGE = {5, 6, 7, 9, 16}  # worlds in which not every kind of number is tried again
+LARGE = {4, 5, 6, 7, 8, 9, 16}  # worlds in which not every kind of number is tried again
 
 BUCKETS: dict[str, Callable[[Tensor], Tensor]] = {
     "gaussian": lambda x: x,

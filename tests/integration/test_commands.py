@@ -57,12 +57,6 @@ def test_demo_is_honest() -> None:
     assert re.search(r"Done in \d+ s", done.stdout)
 
 
-def test_demo_with_other_numbers() -> None:
-    done = thinwire("demo", "--workers", "1", "--steps", "20")
-    assert done.returncode == 0, done.stderr
-    assert "dense()" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

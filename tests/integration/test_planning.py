@@ -19,6 +19,7 @@ from tests.integration.test_ddp import same_everywhere
 from tests.processes import Pool
 from thinwire import RankMismatch, recipes
 from thinwire.cli.app import app
+from thinwire.plan import network
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 STEPS = 26  # two choices of six steps, both perhaps twice, and two after the decision
@@ -131,18 +132,17 @@ def test_plan_prints_an_answer_and_writes_a_page(tmp_path: Path) -> None:
     assert {option["recipe"] for option in plan["options"]} == {
         "dense()", "topk(density=0.01)", "bf16()",
     }  # fmt: skip
-    probe = ("--probe", "out/probe.json")
-    done = thinwire_plan("small", "--workers", "2", *few[:2], *probe, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["links"] == "probe.json"
+    assert network.loaded(tmp_path / "out" / "probe.json").world == 2
 
 
 def test_a_slow_network_wants_compression(tmp_path: Path) -> None:
     """Where a fast one does not: test_slow_links_want_less_bytes_and_fast_ones_do_not_care."""
-    call = ("small", "--workers", "16", "--net", "1mbit", "--latency", "1us", "--json")
+    network.saved(network.given("1mbit", "1us", 4), tmp_path / "slow.json")
+    call = ("small", "--workers", "16", "--probe", "slow.json", "--json")
     done = thinwire_plan(*call, "--recipe", "topk(density=0.01)", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     slow = json.loads(done.stdout)
+    assert slow["links"] == "slow.json"
     assert slow["recipe"] == "topk(density=0.01)" and slow["workers"] == 16
     crossing = next(o["crossover"] for o in slow["options"] if o["recipe"] != "dense()")
     assert 1e6 < crossing < 1e13

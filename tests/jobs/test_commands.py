@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.jobs import logs, saved
+from thinwire.jobs import config, logs, runner, saved
 
 CALL = [sys.executable, "-m", "thinwire.cli"]
 
@@ -40,8 +40,21 @@ def call(*args: str):
 def test_wrong_calls_are_one_line_and_exit_code_2(args, message):
     result = call(*args, "--workers", "1")
     assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-    assert "Traceback" not in result.output
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+def test_nothing_is_left_of_a_run_without_data(tmp_path):
+    result = call("train", "mlp", "--workers", "1", "--data", "/no/such/place", "--out",
+                  str(tmp_path / "run"))  # fmt: skip
+    assert result.exit_code == 2 and not list(tmp_path.iterdir())
+
+
+def test_runs_that_differ_in_anything_have_folders_of_their_own():
+    calls = [r"topk(density={'a\\.': 1.0, '': 0.1})", "topk(density={'a.': 1.0, '': 0.1})"]
+    values = [{"job": "mlp", "recipe": call, "workers": workers, "settings": {"epochs": epochs}}
+              for call in calls for workers in (2, 4) for epochs in (1, 2)]  # fmt: skip
+    assert len({runner.folder(config.made(value)) for value in values}) == 8
 
 
 @pytest.mark.slow
@@ -57,7 +70,12 @@ def test_training_leaves_a_whole_record(tmp_path):
     assert json.loads((out / logs.RESULT).read_text())["finished"] is True
     assert saved.steps(out) == [30]
     again = call("train", "mlp", "--workers", "1", "--out", str(out))
-    assert again.exit_code == 2 and "holds a run already" in " ".join(again.output.split())
+    assert again.exit_code == 2 and "holds a run already" in again.stderr
+    longer = call("train", "mlp", "--resume", str(out), "--steps", "40")
+    assert longer.exit_code == 0 and "workers = 2" in longer.output, longer.output
+    assert saved.steps(out) == [40]
+    shorter = call("train", "mlp", "--resume", str(out), "--steps", "20")
+    assert shorter.exit_code == 2 and "has taken 40 steps, more than the 20" in shorter.stderr
 
 
 @pytest.mark.slow

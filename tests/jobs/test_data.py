@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from thinwire.jobs.catalogue import find
 from thinwire.jobs.data import images, questions, speech, text
 from thinwire.jobs.data.source import MissingData, Pick, Shards, batches, in_order, unpickled
 from thinwire.jobs.job import Source
@@ -122,10 +123,17 @@ def test_folders_of_pictures(tmp_path):
 
 def test_an_npz_must_hold_what_it_should(tmp_path):
     path = tmp_path / "x.npz"
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    pixels, labels = np.zeros((5, 32, 32, 3), np.uint8), np.zeros(5, np.int64)
+    whole = dict(zip(images.NPZ_NAMES, (pixels, pixels, labels, labels), strict=True))
     for content, message in (
         (b"nothing", "cannot be read"),
+        (b"", "cannot be read"),
+        ((tmp_path / "x.npy").read_bytes(), "cannot be read"),
         ({"a": np.zeros(3)}, "holds a; expected train_images"),
         (dict.fromkeys(images.NPZ_NAMES, np.zeros(3)), "train_images is"),
+        (whole | {"test_images": pixels[0]}, "test_images is"),
+        (whole | {"test_labels": labels[:4]}, r"5 test_images and \(4,\) labels"),
     ):
         if isinstance(content, bytes):
             path.write_bytes(content)
@@ -176,6 +184,15 @@ def test_text_folders(tmp_path):
         text.corpus(tmp_path)
     (tmp_path / "wiki.test.tokens").write_text("three")
     assert text.corpus(tmp_path) == ("one two", "three")
+
+
+def test_of_any_other_text_the_last_tenth_is_for_the_test(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} line {i}\n" for i in range(50)))
+    train, test = text.corpus(tmp_path)
+    assert train.startswith("a line 0\n") and test.endswith("b line 49\n")
+    assert train.endswith("\n") and 0.85 < len(train) / len(train + test) < 0.95
+    assert sum(map(len, text.corpus(tmp_path / "a.txt"))) == len((tmp_path / "a.txt").read_text())
 
 
 def test_sentences_are_masked_as_bert_has_it():
@@ -249,9 +266,13 @@ def test_recordings(tmp_path):
     sounds, frames, letters, lengths = train.batch(torch.tensor([0]), None)
     assert sounds.shape == (1, 1, 161, 51) and frames.tolist() == [51] and lengths.tolist() == [6]
     assert "".join(speech.ALPHABET[i] for i in letters[0].tolist()) == "YES NO"
-    (tmp_path / "test" / "an4" / "wav" / "one.wav").write_bytes(b"RIFF")
-    with pytest.raises(MissingData, match="is no recording"):
-        test.batch(torch.tensor([0]), None)
+    recording = tmp_path / "test" / "an4" / "wav" / "one.wav"
+    whole = recording.read_bytes()
+    for left, message in ((whole[:44], "is cut off"), (whole[:999], "is cut off"),
+                          (b"RIFF", "is no recording")):  # fmt: skip
+        recording.write_bytes(left)
+        with pytest.raises(MissingData, match=message):
+            test.batch(torch.tensor([0]), None)
     (tmp_path / "test" / "an4" / "txt" / "one.txt").unlink()
     with pytest.raises(MissingData, match="without its transcript; expected train"):
         speech.an4(tmp_path)
@@ -304,3 +325,5 @@ def test_missing_data_says_what_is_expected(tmp_path):
         Source().folder("paper", "the files")
     with pytest.raises(MissingData, match=r"there is no .*nowhere; --data expects the files"):
         Source(data=tmp_path / "nowhere").folder("tiny", "the files")
+    with pytest.raises(MissingData, match=r"none of cifar-10-python.tar.gz, cifar-100"):
+        find("vgg16").make("small", Source(data=str(tmp_path)))

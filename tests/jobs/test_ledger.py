@@ -28,10 +28,9 @@ def outcome(recipe: str, accuracy: float) -> Outcome:
     )  # fmt: skip
 
 
-def line(recipe: str, seed: int, accuracy: float, net: str = "none") -> Line:
-    run = config.made(
-        {"job": "mlp", "recipe": recipe, "data": "a/b/digits", "settings": {"seed": seed}}
-    )
+def line(recipe: str, seed: int, accuracy: float, net: str = "none", **settings: object) -> Line:
+    run = config.made({"job": "mlp", "recipe": recipe, "data": "a/b/digits",
+                       "settings": {"seed": seed, **settings}})  # fmt: skip
     return Line.of(run, 4, net, outcome(recipe, accuracy), Path("nowhere"))
 
 
@@ -50,6 +49,25 @@ def test_a_table_grows_line_by_line(tmp_path):
     assert head[:2] == ["recipe", "accuracy"] and dense[:2] == ["dense()", "60 % ± 14"]
     shown = grown.markdown([head, dense, topk]).splitlines()
     assert [row.replace("\\|", "").count("|") for row in shown] == [10] * 4
+
+
+def test_runs_with_other_settings_stand_in_another_table(tmp_path):
+    book = tmp_path / ledger.NAME
+    for rate in (0.1, 0.2):
+        ledger.append(book, line("dense()", 0, rate, rate=rate))
+    ledger.append(book, line("topk(density=0.1)", 0, 0.3, rate=0.2))
+    tables = grown.tables(ledger.read([book]))
+    assert {title.split(", ")[-1]: len(rows) for title, rows in tables.items()} == {
+        "rate 0.1": 2, "rate 0.2": 3
+    }  # fmt: skip
+
+
+def test_a_line_that_a_killed_process_owes_is_written_once(tmp_path):
+    book = tmp_path / ledger.NAME
+    for _ in range(2):
+        ledger.complete(book, line("dense()", 0, 0.5))
+        ledger.complete(book, line("dense()", 1, 0.5))
+    assert len(book.read_text().splitlines()) == 2
 
 
 def test_a_run_done_twice_counts_once(tmp_path):

@@ -92,7 +92,7 @@ def precise(rank, world):
 @pytest.mark.slow
 def test_accumulation_takes_as_many_batches(pool):
     for first, second in pool.run(2, accumulated):
-        assert first.shape == second.shape and bool(second.isfinite().all())
+        assert torch.allclose(first, second, atol=1e-6)
 
 
 def test_checkpoints_that_cannot_be_used_say_why(tmp_path):

@@ -33,7 +33,8 @@ def test_whole_numbers_do_for_others():
 
 def test_a_run_survives_its_toml(tmp_path):
     run = config.made({"job": "vgg16", "size": "paper", "recipe": "topk(density=0.01)",
-                       "data": "fake", "settings": {"rate": 0.3}})  # fmt: skip
+                       "data": "fake", "workers": 8, "net": "1gbit",
+                       "settings": {"rate": 0.3}})  # fmt: skip
     path = tmp_path / "config.toml"
     path.write_text(config.written(run))
     assert config.made(config.read(path)) == run
@@ -43,7 +44,11 @@ def test_a_run_survives_its_toml(tmp_path):
     ("values", "message"),
     [({"job": "vgg"}, "unknown job 'vgg'"), ({"job": "mlp", "size": "huge"}, "--size is one of"),
      ({"job": "mlp", "recipe": "topk(density=7)"}, "density must be in"),
-     ({"job": "mlp", "colour": "red"}, "unknown colour")],
+     ({"job": "mlp", "colour": "red"}, "unknown colour"),
+     ({"job": "mlp", "workers": 0}, "workers must be 1 to 250, got 0"),
+     ({"job": "mlp", "workers": "two"}, "workers must be a whole number, got 'two'"),
+     ({"job": "mlp", "data": 5}, "data must be a string, got 5"),
+     ({"job": "mlp", "settings": 3}, "settings must be a table, got 3")],
 )  # fmt: skip
 def test_bad_runs_are_one_message(values, message):
     with pytest.raises(ValueError, match=message):

@@ -26,7 +26,7 @@ def _commands() -> None:
 
 def _say(error: Exception) -> None:
     """Messages may hold brackets, which are no markup."""
-    errors.print(f"[red]thinwire:[/red] {escape(str(error))}", highlight=False)
+    errors.print(f"[red]thinwire:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

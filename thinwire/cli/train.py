@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +29,9 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, max=250, help="Local processes; else those of torchrun, srun or mpirun."),
 ]
-Net = Annotated[str, typer.Option(help="Links of a rate, as 1gbit; none: loopback.")]
+Net = Annotated[
+    str | None, typer.Option(help="Links of a rate, as 1gbit; none: loopback, the default.")
+]
 DataPath = Annotated[str | None, typer.Option(help="Files, or fake; else what Python has.")]
 Weights = Annotated[Path | None, typer.Option(help="A local checkpoint to start from.")]
 Config = Annotated[Path | None, typer.Option(help="A TOML file; flags win over it.")]
@@ -40,7 +41,6 @@ Setting = Annotated[
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Steps = Annotated[int | None, typer.Option(help="Steps, instead of epochs.")]
 Batch = Annotated[int | None, typer.Option(help="Examples a worker.")]
-LONGEST = 120  # letters of a recipe in a folder's name
 Rate = Annotated[float | None, typer.Option(help="Highest learning rate.")]
 
 
@@ -50,7 +50,7 @@ def train(
     recipe: Annotated[str | None, typer.Option(help="A recipe call.")] = None,
     workers: Workers = None,
     size: Size = None,
-    net: Net = "none",
+    net: Net = None,
     data: DataPath = None,
     checkpoint: Weights = None,
     out: Annotated[Path | None, typer.Option(help="Where logs and checkpoints go.")] = None,
@@ -72,18 +72,22 @@ def train(
         if resume is not None:
             base = _over(config.read(resume / logs.CONFIG), base)
         given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
-        flags = {"job": job, "recipe": recipe, "size": size, "data": data,
+        flags = {"job": job, "recipe": recipe, "size": size, "data": data, "net": net,
+                 "workers": workers,
                  "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
         run = config.made(_merged(base, flags, given, setting))
         folder = resume or out
-        group = Group.of(workers, 2, net)
+        group = Group.of(workers, run, 2)
+        run = replace(run, workers=group.world)
         if group.first:
-            console.print(config.written(run), markup=False, highlight=False)
-        outcomes = _run([(run, folder)], group, resume is not None, net)
+            console.print(config.written(run), markup=False, highlight=False, soft_wrap=True)
+        outcomes = _run([(run, folder)], group, resume is not None)
     if not group.first:
         return
     (outcome,) = outcomes
     _print([run], [outcome])
+    examples = run.settings.batch * run.settings.accumulate * group.world
+    console.print(f"{examples / outcome.step_seconds:.4g} examples a second", highlight=False)
     if not outcome.finished:
         where = f"; go on with --resume {folder}" if folder is not None else ""
         console.print(f"Stopped after step {outcome.steps}{where}.", highlight=False)
@@ -95,12 +99,12 @@ def compare(
     recipe: Annotated[list[str], typer.Option(help="A recipe call, or ddp; repeatable.")],
     workers: Workers = None,
     size: Size = None,
-    net: Net = "none",
+    net: Net = None,
     data: DataPath = None,
     checkpoint: Weights = None,
     out: Annotated[Path | None, typer.Option(help="Where runs and report.html go.")] = None,
     config_file: Config = None,
-    seeds: Annotated[str, typer.Option(help="As 0,1,2: every recipe with each.")] = "0",
+    seeds: Annotated[str | None, typer.Option(help="As 0,1,2: every recipe with each.")] = None,
     epochs: Epochs = None,
     steps: Steps = None,
     batch: Batch = None,
@@ -118,18 +122,24 @@ def compare(
         runs = []
         for name in job:
             for call in recipe:
-                flags = {"job": name, "recipe": call, "size": size, "data": data,
+                flags = {"job": name, "recipe": call, "size": size, "data": data, "net": net,
+                         "workers": workers,
                          "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
                 made = config.made(_merged(base, flags, given, setting))
-                runs += [_seeded(made, seed) for seed in _seeds(seeds)]
-        group = Group.of(workers, 4, net)
-        placed = [(r, None if out is None else out / _folder(r, group.world, net)) for r in runs]
+                group = Group.of(workers, made, 4)
+                made = replace(made, workers=group.world)
+                runs += [_seeded(made, s) for s in _seeds(seeds, made.settings.seed)]
+        placed = [(run, None if out is None else out / runner.folder(run)) for run in runs]
         book = None if out is None else out / ledger.NAME
-        outcomes = _run(placed, group, True, net, book)
+        outcomes = _run(placed, group, True, book)
     if not group.first:
         return
-    done = runs[: len(outcomes)]
-    _print(done, outcomes)
+    done = [(run, o) for run, o in zip(runs, outcomes, strict=False) if o.finished]
+    if done:
+        _print([run for run, _ in done], [outcome for _, outcome in done])
+    if len(done) < len(runs):
+        again = "" if out is None else "; the same command goes on"
+        console.print(f"Stopped after {len(done)} of {len(runs)} runs{again}.", highlight=False)
     if out is not None:
         with reported():
             entries = [compared.Entry.read(f, run) for run, f in placed if f and runner.result(f)]
@@ -147,13 +157,14 @@ class Group:
     launched: bool
 
     @staticmethod
-    def of(workers: int | None, default: int, net: str) -> Group:
-        found = launch.launched() if workers is None else None
+    def of(asked: int | None, run: Run, default: int) -> Group:
+        """As many as were asked for; else the launcher's, the configuration's or the default."""
+        found = launch.launched() if asked is None else None
         if found is not None:
-            if net != "none":
+            if run.net != "none":
                 raise ValueError("--net shapes the links of --workers, not those of a launcher")
             return Group(found[0], found[1], True)
-        return Group(0, workers or default, False)
+        return Group(0, run.workers or default, False)
 
     @property
     def first(self) -> bool:
@@ -164,7 +175,10 @@ def _merged(
     base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
 ) -> dict[str, Any]:
     """File, then flags, then --set."""
-    settings = dict(base.get("settings", {})) | {k: v for k, v in given.items() if v is not None}
+    settings = base.get("settings", {})
+    if not isinstance(settings, dict):
+        raise ValueError(f"settings must be a table, got {settings!r}")
+    settings = settings | {k: v for k, v in given.items() if v is not None}
     for text in setting or []:
         name, equals, value = text.partition("=")
         if not equals:
@@ -189,7 +203,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def _seeds(text: str) -> list[int]:
+def _seeds(text: str | None, default: int) -> list[int]:
+    if text is None:
+        return [default]
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
@@ -200,19 +216,10 @@ def _seeded(run: Run, seed: int) -> Run:
     return replace(run, settings=replace(run.settings, seed=seed))
 
 
-def _folder(run: Run, workers: int, net: str) -> str:
-    """A name that tells runs apart, and that a file system takes."""
-    call = re.sub(r"[^A-Za-z0-9.=-]+", "_", run.recipe).strip("_")
-    if len(call) > LONGEST:
-        call = f"{call[:LONGEST]}-{hashlib.sha256(run.recipe.encode()).hexdigest()[:8]}"
-    return f"{run.job}-{run.size}-{workers}x{net}-{call}-seed{run.settings.seed}"
-
-
 def _run(
     runs: list[tuple[Run, Path | None]],
     group: Group,
     resume: bool,
-    net: str,
     book: Path | None = None,
 ) -> list[Outcome]:
     """All runs, with a bar each."""
@@ -236,8 +243,13 @@ def _run(
 
         if group.launched:
             return runner.launched(runs, prepare, on_report, book)
-        prepare()
-        return runner.local(group.world, runs, net, on_report, book)
+        try:
+            prepare()
+            return runner.local(group.world, runs, runs[0][0].net, on_report, book)
+        finally:
+            for folder in (folder for _, folder in runs if folder is not None):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # of which nothing has come
 
 
 def _note(record: dict[str, Any], run: Run, workers: int) -> str:

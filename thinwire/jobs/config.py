@@ -14,12 +14,16 @@ from thinwire.protocols import Reducer
 
 BASELINES = {"ddp": PLAIN, "fp16-hook": HALF, "powersgd-hook": POWER}  # PyTorch's own, for compare
 OWN = ("mlp", "mnist", "resnet20", "vgg16", "lstm-lm", "lstm-an4")  # networks of ours
-_TABLES = {"job", "size", "recipe", "data", "checkpoint", "settings"}
+_TABLES = {"job", "size", "recipe", "data", "checkpoint", "workers", "net", "settings"}
+_KINDS = {"job": str, "size": str, "recipe": str, "data": str, "checkpoint": str, "net": str,
+          "workers": int, "settings": dict}  # fmt: skip
+_SAID = {str: "a string", int: "a whole number", dict: "a table"}
+MOST_WORKERS = 250  # on one machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A job at a size, with a recipe, on some data."""
+    """A job at a size, with a recipe, on some data, by so many workers over such links."""
 
     job: str
     size: str
@@ -27,6 +31,8 @@ class Run:
     settings: Settings
     data: str | None = None
     checkpoint: str | None = None
+    workers: int | None = None  # as many as there are
+    net: str = "none"
 
     def source(self) -> Source:
         checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
@@ -44,6 +50,9 @@ def made(values: dict[str, Any]) -> Run:
         raise ValueError(
             f"unknown {', '.join(sorted(strange))}; known are {', '.join(sorted(_TABLES))}"
         )
+    for name, kind in _KINDS.items():
+        if not isinstance(values.get(name), kind | None) or isinstance(values.get(name), bool):
+            raise ValueError(f"{name} must be {_SAID[kind]}, got {values[name]!r}")
     job, size = find(str(values.get("job"))), str(values.get("size", "tiny"))
     if size not in SIZES:
         raise ValueError(f"--size is one of {', '.join(SIZES)}, got {size!r}")
@@ -51,8 +60,11 @@ def made(values: dict[str, Any]) -> Run:
     run = Run(
         job=str(values["job"]), size=size, recipe=str(values.get("recipe", "dense()")),
         settings=settings, data=values.get("data"), checkpoint=values.get("checkpoint"),
+        workers=values.get("workers"), net=values.get("net", "none"),
     )  # fmt: skip
     run.reducer()
+    if run.workers is not None and not 1 <= run.workers <= MOST_WORKERS:
+        raise ValueError(f"workers must be 1 to {MOST_WORKERS}, got {run.workers}")
     if run.checkpoint is not None and run.job in OWN:
         raise ValueError(f"--checkpoint is for networks from transformers, {run.job} is not one")
     return run

@@ -1,9 +1,9 @@
 """The file that comparisons append to: a line for every run that is done, so that a table can grow.
 
-    {"job": "resnet20", "size": "small", ..., "seed": 0, "outcome": {...}, "scores": [{...}, ...]}
+    {"job": "resnet20", ..., "seed": 0, "settings": {...}, "outcome": {...}, "scores": [{...}]}
 
-`outcome` is what `result.json` holds, `scores` are those the run had on its way. A run that is done
-twice has two lines; the last one counts.
+`settings` are all others of the run, `outcome` is what `result.json` holds, `scores` are those the
+run had on its way. A run that is done twice has two lines; the last one counts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from thinwire.jobs import logs
 from thinwire.jobs.config import Run
@@ -33,6 +34,7 @@ class Line:
     net: str
     data: str | None
     seed: int
+    settings: dict[str, Any]
     outcome: Outcome
     scores: list[dict[str, float]] = field(default_factory=list)
 
@@ -43,11 +45,19 @@ class Line:
         scores = [{key: value for key, value in record.items() if key in wanted}
                   for record in logs.records(out / logs.LOG)
                   if outcome.figures.keys() <= record.keys()]  # fmt: skip
+        settings = json.loads(json.dumps(asdict(run.settings)))  # lists, as they will be read
+        settings.pop("seed")
         data = None if run.data is None else Path(run.data).name  # not where it lies on this disk
         return Line(
             job=run.job, size=run.size, workers=workers, net=net, data=data,
-            seed=run.settings.seed, outcome=outcome, scores=scores,
+            seed=run.settings.seed, settings=settings, outcome=outcome, scores=scores,
         )  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        """Which run this is, whatever it gave."""
+        which = (self.place, self.settings, self.outcome.recipe, self.seed)
+        return json.dumps(which, sort_keys=True)
 
     @property
     def place(self) -> str:
@@ -73,9 +83,15 @@ def append(path: Path, line: Line) -> None:
         raise Refused(f"cannot write {path}: {error.strerror}") from None
 
 
+def complete(path: Path, line: Line) -> None:
+    """Append it if the process that has run it was killed before it could."""
+    if not path.exists() or all(line.key != other.key for other in read([path])):
+        append(path, line)
+
+
 def read(paths: Sequence[Path]) -> list[Line]:
     """Every run once, in the order in which they were first done."""
-    found: dict[tuple[str, str, int], Line] = {}
+    found: dict[str, Line] = {}
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8")
@@ -86,7 +102,7 @@ def read(paths: Sequence[Path]) -> list[Line]:
         for number, written in enumerate(text.splitlines(), 1):
             if written.strip():
                 line = _line(written, path, number)
-                found[line.place, line.outcome.recipe, line.seed] = line
+                found[line.key] = line
     return list(found.values())
 
 

@@ -19,8 +19,10 @@ def prepared(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".probe"
-        probe.write_bytes(b"thinwire")
-        probe.unlink()
+        try:
+            probe.write_bytes(b"thinwire")
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise Refused(f"cannot write in {out}: {error.strerror}; give another --out") from None
 

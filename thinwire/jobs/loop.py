@@ -186,6 +186,11 @@ def train(
     training = Training(run, place, task, wrap)
     if resume and out is not None:
         training.load(out)
+        if training.step > training.total:
+            raise Refused(
+                f"{out} has taken {training.step} steps, more than the {training.total} asked for; "
+                "give another --out"
+            )
     figures = _steps(training, out, tell, asked_to_stop)
     finished = training.step >= training.total
     outcome = training.tally.outcome(training.sent())

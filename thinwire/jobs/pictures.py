@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from thinwire.jobs import hub, vision
 from thinwire.jobs.data import images
 from thinwire.jobs.data.fake import fake
-from thinwire.jobs.data.source import Batch, Data
+from thinwire.jobs.data.source import Batch, Data, MissingData
 from thinwire.jobs.job import Job, Settings, Source, Task, quick
 
 CIFAR_LAYOUT = "a folder with cifar-10-python.tar.gz or cifar-100-python.tar.gz, or an .npz sample"
@@ -125,10 +125,14 @@ def _coloured(
     folder = source.folder(size, layout)
     if folder is None:
         return images.digits(32, 3), 10, 32
+    if folder.name in images.CIFAR:  # the archive itself
+        folder = folder.parent
     if folder.suffix == ".npz" or (folder / "cifar-10-python.tar.gz").is_file():
         return images.cifar(folder, 10), 10, 32
-    if large == 32 or (folder / "cifar-100-python.tar.gz").is_file():
+    if (folder / "cifar-100-python.tar.gz").is_file():
         return images.cifar(folder, 100), 100, 32
+    if large == 32:
+        raise MissingData(f"{folder} has none of {', '.join(images.CIFAR)}; expected {layout}")
     data = images.folders(folder, large)
     return data, len(images.kinds(folder / "train")), large
 

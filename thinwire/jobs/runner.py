@@ -7,7 +7,9 @@ Rank 0 looks at the folders and tells the others what it found: their disks may 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ from thinwire.lab import workers
 from thinwire.lab.workers import Refused
 
 EVERY = 0.1  # seconds between reports of a step
+LONGEST = 100  # letters of a recipe in a folder's name
 LENGTHS = {"epochs", "steps", "score_every", "save_every", "loaders"}  # may change on a resume
 AFRESH = ("powersgd-hook",)  # keeps a state that we cannot save
 NEW, BEGUN, DONE = range(3)
@@ -62,6 +65,14 @@ def launched(
         return _all(place, runs, said, lambda: bool(asked), "launcher", book)
     finally:
         dist.destroy_process_group()
+
+
+def folder(run: Run) -> str:
+    """A name that a file system takes; two runs that differ in anything have different ones."""
+    call = re.sub(r"[^A-Za-z0-9.=-]+", "_", run.recipe).strip("_")[:LONGEST]
+    whole = hashlib.sha256(config.written(run).encode()).hexdigest()[:8]
+    place = f"{run.job}-{run.size}-{run.workers}x{run.net}"
+    return f"{place}-{call}-seed{run.settings.seed}-{whole}"
 
 
 def prepared(run: Run, out: Path, resume: bool) -> None:
@@ -114,7 +125,10 @@ def _all(
         standing = _standing(place, run, out)
         if standing == DONE:
             done = result(out) if out is not None and place.rank == 0 else None
-            outcomes += [done] if done is not None else []
+            if done is not None and out is not None:
+                outcomes.append(done)
+                if book is not None:
+                    ledger.complete(book, Line.of(run, place.world, net, done, out))
             continue
         said = _numbered(report, number)
         outcome = _one(place, run, out, standing == BEGUN, said, asked)

@@ -100,5 +100,5 @@ def _low_rank(p: Tensor) -> int:
     rows = p.shape[0]
     columns = p.numel() // rows
     rank = min(RANK, rows, columns)
-    # the hook leaves alone what it cannot halve
-    return min(p.numel(), rank * (rows + columns))
+    low = rank * (rows + columns)
+    return low if 2 * low < p.numel() else p.numel()  # the hook leaves alone what it cannot halve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,14 @@ ACROSS = ("step", "bytes_sent", "elapsed")
 
 
 def places(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """What belongs into one table: a job at one size, on one data set and network."""
+    """What belongs into one table: a job at one size and settings, on one data set and network."""
     found: dict[str, list[Line]] = {}
     for line in lines:
-        found.setdefault(line.place, []).append(line)
+        beside = [other.settings for other in lines if other.place == line.place]
+        apart = [name for name, value in line.settings.items()
+                 if any(other.get(name) != value for other in beside)]  # fmt: skip
+        title = ", ".join([line.place, *(f"{name} {line.settings[name]}" for name in apart)])
+        found.setdefault(title, []).append(line)
     return found
 
 
@@ -71,9 +76,12 @@ def drawing(lines: Sequence[Line]) -> Any:
 
 def draw(lines: Sequence[Line], path: Path) -> None:
     """The drawing as a file of the kind its name says."""
+    part = path.with_name(f".part-{path.name}")
     try:
-        drawing(lines).savefig(path, dpi=110)
+        drawing(lines).savefig(part, dpi=110)
+        os.replace(part, path)
     except (OSError, ValueError) as error:
+        part.unlink(missing_ok=True)
         raise Refused(f"cannot draw {path} ({error}); give a name that ends in .png") from None
 
 

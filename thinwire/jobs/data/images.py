@@ -195,15 +195,21 @@ def _npz(path: Path) -> tuple[Pictures, Pictures]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile,
+            zlib.error) as error:  # fmt: skip
         raise MissingData(f"{path} cannot be read ({error}); expected {NPZ_LAYOUT}") from None
     if not set(NPZ_NAMES) <= set(found):
         raise MissingData(f"{path} holds {', '.join(found)}; expected {NPZ_LAYOUT}")
     train, test, labels, test_labels = (torch.from_numpy(found[name]) for name in NPZ_NAMES)
-    if train.dim() != 4 or train.dtype != torch.uint8:
-        raise MissingData(
-            f"{path}: train_images is {train.dtype} {tuple(train.shape)}; {NPZ_LAYOUT}"
-        )
+    for name, pixels, kinds in (("train", train, labels), ("test", test, test_labels)):
+        if pixels.dim() != 4 or pixels.dtype != torch.uint8 or pixels.shape[1:] != train.shape[1:]:
+            raise MissingData(
+                f"{path}: {name}_images is {pixels.dtype} {tuple(pixels.shape)}; {NPZ_LAYOUT}"
+            )
+        if kinds.shape != pixels.shape[:1]:
+            raise MissingData(
+                f"{path}: {len(pixels)} {name}_images and {tuple(kinds.shape)} labels; {NPZ_LAYOUT}"
+            )
     if train.shape[-1] == 3:  # colours last
         train, test = (part.permute(0, 3, 1, 2).contiguous() for part in (train, test))
     return _split(train, test, labels.long(), test_labels.long(), crop=4)

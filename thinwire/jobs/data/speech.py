@@ -135,11 +135,14 @@ def _read(path: Path) -> Tensor:
     try:
         with wave.open(str(path)) as file:
             form = (file.getframerate(), file.getnchannels(), file.getsampwidth())
-            data = file.readframes(file.getnframes())
+            frames = file.getnframes()
+            data = file.readframes(frames)
     except (OSError, EOFError, wave.Error) as error:
         raise MissingData(f"{path} is no recording ({error}); get it anew") from None
     if form != (RATE, 1, 2):
         raise MissingData(f"{path} has {form} (rate, channels, bytes); expected {(RATE, 1, 2)}")
+    if not data or len(data) != 2 * frames:
+        raise MissingData(f"{path} is cut off ({len(data)} bytes of {2 * frames}); get it anew")
     return torch.frombuffer(bytearray(data), dtype=torch.int16).float() / 32_768
 
 

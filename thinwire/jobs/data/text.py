@@ -24,7 +24,10 @@ from thinwire.jobs.data.source import Batch, MissingData, contents
 
 STANDARD = ("argparse.py", "ast.py", "datetime.py", "decimal.py", "inspect.py", "tarfile.py",
             "textwrap.py", "threading.py", "typing.py", "zipfile.py")  # fmt: skip
-LAYOUT = "train.txt, valid.txt and test.txt, or wiki.train.tokens and so on, or ptb.train.txt"
+LAYOUT = (
+    "train.txt, valid.txt and test.txt, or wiki.train.tokens and so on, or ptb.train.txt, or other "
+    "texts, *.txt"
+)
 _NAMES = ("{}.txt", "wiki.{}.tokens", "wiki.{}.raw", "ptb.{}.txt")
 UNKNOWN, MASK, PAD, FIRST, END = "<unk>", "[MASK]", "[PAD]", "[CLS]", "[SEP]"
 
@@ -42,7 +45,15 @@ def library(limit: int) -> tuple[str, str]:
 
 
 def corpus(folder: Path) -> tuple[str, str]:
-    """Training and test text of a folder; where it has no training text, its validation text."""
+    """Training and test text of a folder; where it has no training text, its validation text.
+
+    Of any other text, a file or a folder of them, the last tenth is for the test.
+    """
+    others = [folder] if folder.is_file() else sorted(folder.glob("*.txt"))
+    if others and not any(_part(folder, part) for part in ("train", "valid", "test")):
+        text = "\n".join(_read(path) for path in others)
+        cut = text.rfind("\n", 0, int(0.9 * len(text))) + 1 or int(0.9 * len(text))
+        return text[:cut], text[cut:]
     found = {part: _part(folder, part) for part in ("train", "valid", "test")}
     train = found["train"] or found["valid"]
     test = found["test"] if found["test"] not in (None, train) else found["valid"]
