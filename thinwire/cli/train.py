@@ -27,7 +27,11 @@ from thinwire.report import compared, page
 Size = Annotated[str | None, typer.Option(help="tiny, small or paper.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, max=250, help="Local processes; else those of torchrun, srun or mpirun."),
+    typer.Option(
+        min=1,
+        max=config.MOST_WORKERS,
+        help="Local processes; else those of torchrun, srun or mpirun.",
+    ),
 ]
 Net = Annotated[
     str | None, typer.Option(help="Links of a rate, as 1gbit; none: loopback, the default.")
@@ -175,10 +179,7 @@ def _merged(
     base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
 ) -> dict[str, Any]:
     """File, then flags, then --set."""
-    settings = base.get("settings", {})
-    if not isinstance(settings, dict):
-        raise ValueError(f"settings must be a table, got {settings!r}")
-    settings = settings | {k: v for k, v in given.items() if v is not None}
+    settings = base.get("settings", {}) | {k: v for k, v in given.items() if v is not None}
     for text in setting or []:
         name, equals, value = text.partition("=")
         if not equals:

@@ -14,7 +14,6 @@ from thinwire.protocols import Reducer
 
 BASELINES = {"ddp": PLAIN, "fp16-hook": HALF, "powersgd-hook": POWER}  # PyTorch's own, for compare
 OWN = ("mlp", "mnist", "resnet20", "vgg16", "lstm-lm", "lstm-an4")  # networks of ours
-_TABLES = {"job", "size", "recipe", "data", "checkpoint", "workers", "net", "settings"}
 _KINDS = {"job": str, "size": str, "recipe": str, "data": str, "checkpoint": str, "net": str,
           "workers": int, "settings": dict}  # fmt: skip
 _SAID = {str: "a string", int: "a whole number", dict: "a table"}
@@ -43,16 +42,22 @@ class Run:
         return None if self.recipe in BASELINES else recipes.parse(self.recipe)
 
 
-def made(values: dict[str, Any]) -> Run:
-    """A run from a table as `config.toml` has it, over the job's own settings; checked."""
-    strange = set(values) - _TABLES
+def checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The table itself, if everything in it is known and of its kind."""
+    strange = set(values) - set(_KINDS)
     if strange:
         raise ValueError(
-            f"unknown {', '.join(sorted(strange))}; known are {', '.join(sorted(_TABLES))}"
+            f"unknown {', '.join(sorted(strange))}; known are {', '.join(sorted(_KINDS))}"
         )
     for name, kind in _KINDS.items():
         if not isinstance(values.get(name), kind | None) or isinstance(values.get(name), bool):
             raise ValueError(f"{name} must be {_SAID[kind]}, got {values[name]!r}")
+    return values
+
+
+def made(values: dict[str, Any]) -> Run:
+    """A run from a table as `config.toml` has it, over the job's own settings; checked."""
+    checked(values)
     job, size = find(str(values.get("job"))), str(values.get("size", "tiny"))
     if size not in SIZES:
         raise ValueError(f"--size is one of {', '.join(SIZES)}, got {size!r}")
@@ -76,7 +81,7 @@ def read(path: Path) -> dict[str, Any]:
 
     try:
         with path.open("rb") as file:
-            return tomli.load(file)
+            return checked(tomli.load(file))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:

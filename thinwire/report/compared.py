@@ -16,7 +16,6 @@ from thinwire.report.pattern import FAINT, HUES, INK, PAPER
 
 PHASES = ("select", "exchange", "scatter", "exposed")
 SMOOTH = 20  # steps over which losses are averaged to be drawn
-_HIDDEN = {"step", "total", "elapsed", "seconds", "loss", "bytes_sent", "density"}
 LABELS = {"step": "steps", "bytes_sent": "MB sent by a worker", "elapsed": "seconds of training"}
 
 
@@ -122,24 +121,28 @@ def _sections(job: str, entries: list[Entry]) -> list[Section]:
 
 def _curves(entries: Sequence[Entry], x: str, y: str) -> Any:
     figure, axes = plain_figure(5.2, 3.2)
-    recipes = list(dict.fromkeys(entry.run.recipe for entry in entries))
-    for entry in entries:
-        records = entry.losses if y == "loss" else entry.scores
-        place = recipes.index(entry.run.recipe)
-        values = [r[y] for r in records]
-        if y == "loss":
-            values = _smooth(values)
-        label = entry.run.recipe if entry is _first(entries, entry.run.recipe) else None
-        scale = 1e6 if x == "bytes_sent" else 1
-        axes.plot([r[x] / scale for r in records], values, color=HUES[place % len(HUES)],
-                  label=label, linewidth=1.4, marker="." if y != "loss" else None,
-                  linestyle="-" if place < len(HUES) else "--")  # fmt: skip
-    axes.set_xlabel(LABELS[x])
+    runs = [(e.run.recipe, e.losses if y == "loss" else e.scores) for e in entries]
+    curves(axes, runs, x, y)
     axes.set_ylabel(y)
-    if x == "bytes_sent":
-        axes.set_xscale("log")
     axes.legend(fontsize=7, frameon=False)
     return figure
+
+
+def curves(axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, y: str) -> None:
+    """Records of several runs, a colour a recipe; losses are smoothed."""
+    recipes = list(dict.fromkeys(recipe for recipe, _ in runs))
+    named: set[str] = set()
+    for recipe, records in runs:
+        place, scale = recipes.index(recipe), 1e6 if x == "bytes_sent" else 1
+        values = [r[y] for r in records]
+        axes.plot([r[x] / scale for r in records], _smooth(values) if y == "loss" else values,
+                  color=HUES[place % len(HUES)], label=None if recipe in named else recipe,
+                  linewidth=1.4, marker="." if y != "loss" else None,
+                  linestyle="-" if place < len(HUES) else "--")  # fmt: skip
+        named.add(recipe)
+    axes.set_xlabel(LABELS[x])
+    if x == "bytes_sent":
+        axes.set_xscale("log")
 
 
 def _smooth(values: list[float]) -> list[float]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from thinwire.jobs.ledger import Line
 from thinwire.lab.workers import Refused
-from thinwire.report.compared import LABELS, headline, in_percent, plain, table
-from thinwire.report.pattern import HUES, PAPER
+from thinwire.report.compared import curves, headline, in_percent, plain, table
+from thinwire.report.pattern import PAPER
 
 LOWER = ("loss", "test_loss", "perplexity", "wer")  # figures of which less is better
 ACROSS = ("step", "bytes_sent", "elapsed")
@@ -66,10 +66,12 @@ def drawing(lines: Sequence[Line]) -> Any:
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     grid = figure.subplots(len(rows), len(ACROSS), squeeze=False, sharey="row")
     for axes, (place, mine) in zip(grid, rows.items(), strict=True):
+        runs, name = [(m.outcome.recipe, m.scores) for m in mine], headline(mine[0].outcome)
         for one, across in zip(axes, ACROSS, strict=True):
-            _curves(one, mine, across)
+            curves(one, runs, across, name)
+            plain(one)
         axes[0].set_title(place, fontsize=9, loc="left")
-        axes[0].set_ylabel(headline(mine[0].outcome))
+        axes[0].set_ylabel(name)
         axes[0].legend(fontsize=6, frameon=False)
     return figure
 
@@ -83,25 +85,6 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     except (OSError, ValueError) as error:
         part.unlink(missing_ok=True)
         raise Refused(f"cannot draw {path} ({error}); give a name that ends in .png") from None
-
-
-def _curves(axes: Any, lines: Sequence[Line], across: str) -> None:
-    calls = list(dict.fromkeys(line.outcome.recipe for line in lines))
-    named: set[str] = set()
-    for line in lines:
-        call, name = line.outcome.recipe, headline(line.outcome)
-        number, scale = calls.index(call), 1e6 if across == "bytes_sent" else 1
-        axes.plot(
-            [score[across] / scale for score in line.scores],
-            [score[name] for score in line.scores],
-            color=HUES[number % len(HUES)], linestyle="-" if number < len(HUES) else "--",
-            linewidth=1.4, marker=".", label=None if call in named else call,
-        )  # fmt: skip
-        named.add(call)
-    axes.set_xlabel(LABELS[across])
-    if across == "bytes_sent":
-        axes.set_xscale("log")
-    plain(axes)
 
 
 def _with_reach(rows: list[list[str]], lines: list[Line], value: float) -> list[list[str]]:
