@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+import torch.multiprocessing  # tensors may go through queues
+
+from thinwire.lab import workers
 
 
 class WorkerError(AssertionError):
@@ -24,7 +26,7 @@ class WorkerError(AssertionError):
 
 class Pool:
     def __init__(self, size: int = 4) -> None:
-        context = mp.get_context("spawn")
+        context = workers.forking()
         self._calls = [context.Queue() for _ in range(size)]
         self._results = context.Queue()
         self._workers = [

@@ -11,9 +11,9 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -48,7 +48,7 @@ def run(
     """
     if world < 1:
         raise ValueError(f"at least one worker is needed, got {world}")
-    context = multiprocessing.get_context("spawn")
+    context = forking()
     messages: multiprocessing.Queue[Any] = context.Queue()
     shape = netns.shaped(world, net) if net != "none" else nullcontext([None] * world)
     with (
@@ -60,12 +60,12 @@ def run(
         workers = [
             context.Process(
                 target=_work,
-                args=(rank, world, store, spaces[rank], os.getpid(), messages, function, args),
+                args=(rank, world, store, spaces[rank], dict(os.environ), messages, function, args),
             )
             for rank in range(world)
         ]
         try:
-            with _sigint_held():
+            with _signals_held():
                 for worker in workers:
                     worker.start()
             return _collect(workers, messages, on_report)
@@ -115,14 +115,16 @@ def _work(
     world: int,
     store: str,
     space: str | None,
-    parent: int,
+    environment: dict[str, str],
     messages: Any,
     function: Callable[..., Any],
     args: Any,
 ) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # which may come to the whole group
         signal.signal(number, signal.SIG_IGN)  # the parent alone decides how to end
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    os.environ.clear()  # it is the nursery's, as it was when that began
+    os.environ.update(environment)
     if space is None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     else:
@@ -146,27 +148,37 @@ def _work(
         messages.put((rank, "error", traceback.format_exc()))
 
 
-def _end_with(parent: int) -> None:
-    """Its number is told, not asked for: it may be gone before we have started."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def end_with_parent() -> None:
+    """Returns never; a pipe tells of the parent's end, also if that was before we began."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
     os._exit(1)
 
 
 @contextmanager
-def _sigint_held() -> Iterator[None]:
-    """Ctrl-C reaches the whole foreground group, also workers that have just been born: they
-    inherit this, and we hear of it right after."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _signals_held() -> Iterator[None]:
+    """Both may come to the whole group, also to workers that have just been born and to the
+    nursery, which would end: they inherit this, and we hear of it right after."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def forking() -> Any:
+    """How processes are made: forked from one that has loaded torch, which costs seconds."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["thinwire.lab.nursery"])
+    return context
+
+
 def event() -> Any:
     """A flag that all workers see."""
-    return multiprocessing.get_context("spawn").Event()
+    return forking().Event()
 
 
 @contextmanager
