@@ -22,21 +22,24 @@ def optimizer_of(
 ) -> Optimizer:
     """What the settings ask for; without momentum where the recipe applies it. No decay on vectors.
 
-    Every group remembers its highest rate as `base`.
+    Every group remembers its highest rate as `base`. The optimizer's momentum multiplies weight
+    decay too, by 1 / (1 - momentum) in the long run; without it the decay itself is so much larger.
     """
     own = recipe is not None and any(
         getattr(memory, "corrects_momentum", False) for memory in memories(recipe)
     )
     momentum = 0.0 if own else settings.momentum
+    sgd = settings.optimizer == "sgd"
+    shrink = settings.weight_decay / (1 - settings.momentum if own and sgd else 1)
     rate = settings.rate * (world if settings.rate_by_workers else 1)
     decay = [p for p in net.parameters() if p.dim() > 1]
     plain = [p for p in net.parameters() if p.dim() <= 1]
     groups: list[dict[str, Any]] = [
-        {"params": decay, "weight_decay": settings.weight_decay},
+        {"params": decay, "weight_decay": shrink},
         {"params": plain, "weight_decay": 0.0},
     ]
     groups = [group | {"base": rate} for group in groups if group["params"]]
-    if settings.optimizer == "sgd":
+    if sgd:
         return torch.optim.SGD(groups, lr=rate, momentum=momentum)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=rate, betas=(momentum, 0.999))
