@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire.bucket import Bucket
 from thinwire.comm.metered import unmetered
-from thinwire.describe import describe, parts
+from thinwire.describe import describe, parts, rebuilt
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
@@ -144,13 +144,21 @@ class Scheduled:
     recipe: Callable[..., Reducer]
     numbers: tuple[tuple[str, Callable[[int], float]], ...]
     given: tuple[tuple[str, Any], ...]
+    changes: tuple[Callable[[Any], Any], ...] = ()
 
     def __post_init__(self) -> None:
         self.at(0)  # what cannot be built is refused now
 
     def at(self, step: int) -> Reducer:
         now = {name: number(step) for name, number in self.numbers}
-        return self.recipe(**dict(self.given), **now)
+        built = self.recipe(**dict(self.given), **now)
+        for change in self.changes:
+            built = rebuilt(built, change)
+        return built
+
+    def rebuilt(self, change: Callable[[Any], Any]) -> Scheduled:
+        """Its parts exist only while a step lasts, so they are changed then."""
+        return replace(self, changes=(*self.changes, change))
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         return self.at(bucket.step).reduce(bucket, comm)

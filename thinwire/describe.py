@@ -50,7 +50,12 @@ def parts(thing: Any) -> Iterator[Any]:
 
 
 def rebuilt(thing: Any, change: Callable[[Any], Any]) -> Any:
-    """The same, with what `change` makes of every part it wants to change: the outermost first."""
+    """The same, with what `change` makes of every part it wants to change: the outermost first.
+
+    A part that makes its parts anew in every step has a `rebuilt` of its own.
+    """
+    if hasattr(thing, "rebuilt") and not isinstance(thing, type):
+        return thing.rebuilt(change)
     new = change(thing)
     if new is not thing or not dataclasses.is_dataclass(thing) or isinstance(thing, type):
         return new

@@ -84,8 +84,8 @@ def _table(proof: Proof) -> Table:
     table = Table(box=None, pad_edge=False, title=proof.recipe, title_justify="left")
     head, *rows = as_rows(proof)
     for number, name in enumerate(head):
-        table.add_column(name, justify="left" if number in (0, 4) else "right")
+        table.add_column(name, justify="left" if number in (0, 4, 5) else "right")
     colours = {"held": "green", "violated": "red", "told": "dim"}
     for row in rows:
-        table.add_row(*row[:4], f"[{colours[row[4]]}]{row[4]}[/]")
+        table.add_row(*row[:4], f"[{colours[row[4]]}]{row[4]}[/]", row[5])
     return table

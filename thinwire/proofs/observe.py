@@ -3,28 +3,34 @@
 It sits where the residual has been added, so that x is the gradient plus what was held back. Every
 `every` steps it looks at two steps in a row: the second one shows what became of the first one's
 residual. What it sends for itself is not counted.
+
+Selections have a bound of theory, 1 - k/n; of what is sent without zeros (low rank, few bits, other
+bases) the papers ask that it is no worse than sending nothing, and the residual's limit is taken
+from the worst contraction seen.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.bucket import Bucket
-from thinwire.combinators import Scheduled, Watch
-from thinwire.comm import local
+from thinwire.combinators import memories
+from thinwire.comm.metered import unmetered
 from thinwire.describe import rebuilt
 from thinwire.layout import Layout, Slot
 from thinwire.operand import Sum
+from thinwire.payload import chosen
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.remember import Remember
 
 TINY = 1e-30
+EXACT = 1e-9  # contractions below are rounding
+WHOLE = 0.9  # share from which nothing is said to be left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +41,24 @@ class Note:
     name: str
     numel: int
     rows: int
-    density: float  # entries this rank sent, of all
-    mass: float  # |mean - average of sent| / |mean|: the law
+    density: float  # entries this rank chose and that arrived, of all
+    share: float  # the same of all ranks, of entries that were not zero
+    mass: float  # |mean - average of sent| / |mean x|: the law
     kept: float  # what came back of what the step before had left, as a factor: 1, or its decay
     carried: float  # |what came back - kept * what was left| / |what was left|
     contraction: float  # |x - sent|^2 / |x|^2, mean over ranks
-    bound: float  # 1 - k/n, likewise
+    bound: float  # 1 - k/n, likewise; 1 where nothing is left out
     xi: float  # |C(mean x) - mean| / |mean gradient|
     delta: float  # |mean x - mean|^2 / ((1 - k/n) |mean x|^2), k of the mean
     residual: float  # |x - sent| over the largest |gradient| so far, beside its limit: worst rank
-    limit: float  # 2 sqrt(1 - d) / d of that rank, d = k/n
+    limit: float  # 2 sqrt(1 - d) / d of that rank, d = k/n or 1 - the worst contraction so far
     missing: float  # rows of which no rank sent anything, of those with something to send
     overlap: float  # how much of the union a rank has in common with each other one
+
+    @property
+    def sparse(self) -> bool:
+        """Whether entries are left out."""
+        return self.share < WHOLE
 
 
 @dataclass
@@ -57,45 +69,51 @@ class Observer:
     notes: list[Note] = field(default_factory=list)
     left: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)  # |gradient| of every parameter
+    loosest: dict[str, float] = field(default_factory=dict)  # and its contraction
 
     def due(self, step: int) -> bool:
         return step % self.every < 2
 
+    def hear(self, layout: Layout, grad: Tensor) -> None:
+        """Of every step, seen or not."""
+        for slot in layout.slots:
+            size = _norm(_cut(slot, grad))
+            if math.isfinite(size):
+                self.largest[slot.name] = max(self.largest.get(slot.name, 0.0), size)
+
     def see(
-        self, layout: Layout, step: int, inner: Reducer, alpha: float,
-        grad: Tensor, x: Tensor, reduced: Reduced, comm: Comm,
+        self, layout: Layout, step: int, grad: Tensor, x: Tensor, alone: Tensor, reduced: Reduced,
+        comm: Comm,
     ) -> None:  # fmt: skip
         if not reduced.finite:
             return
-        grad = alpha * grad.to(x.dtype)
         sent = reduced.sent.add_into(torch.zeros_like(x), 1.0)
-        alone = _alone(layout, step, inner, _mean(x, comm))
+        picks = _picks(reduced, x, sent)
         for slot in layout.slots:
             if slot.numel:
-                cut = partial(_cut, slot)
-                self.notes.append(self._note(
-                    step, slot, cut(grad), cut(x), cut(sent), cut(reduced.mean), cut(alone), comm
-                ))  # fmt: skip
+                parts = tuple(_cut(slot, y) for y in (grad, x, sent, picks, reduced.mean, alone))
+                self.notes.append(self._note(step, slot, parts, comm))
 
-    def _note(
-        self, step: int, slot: Slot, grad: Tensor, x: Tensor, sent: Tensor, mean: Tensor,
-        alone: Tensor, comm: Comm,
-    ) -> Note:  # fmt: skip
+    def _note(self, step: int, slot: Slot, parts: tuple[Tensor, ...], comm: Comm) -> Note:
+        grad, x, sent, picks, mean, alone = parts
         n, p, rows = slot.numel, comm.size, slot.matrix[0]
-        mine = int((sent != 0).sum())
-        votes = comm.all_reduce((sent != 0).float())
+        mine, there = int(picks.sum()), int((x != 0).sum())
+        of_all = comm.all_reduce(torch.tensor([mine, there], dtype=torch.float64))
+        share = float(of_all[0] / max(1.0, float(of_all[1])))
+        votes = comm.all_reduce(picks.clone())
         union = int((votes > 0).sum())
         mean_x, mean_sent = _mean(x, comm), _mean(sent, comm)
         left = x - sent
-        ratio, bound = _square(left) / max(_square(x), TINY), 1 - mine / n
+        ratio = _square(left) / max(_square(x), TINY)
+        bound = 1 - mine / max(1, there) if share < WHOLE else 1.0
         contraction = _mean(torch.tensor([ratio, bound]), comm)
         kept = int((mean != 0).sum())
         came_back = self._carried(step, slot, x - grad, _norm(x))
-        residual = _worst(torch.tensor(self._residual(slot, grad, left, mine / n)), comm)
+        residual = _worst(torch.tensor(self._residual(slot, left, ratio, bound)), comm)
         self.left[slot.name] = (step, left)
         return Note(
-            step=step, name=slot.name, numel=n, rows=rows, density=mine / n,
-            mass=_norm(mean - mean_sent) / max(_norm(mean), TINY),
+            step=step, name=slot.name, numel=n, rows=rows, density=mine / n, share=share,
+            mass=_norm(mean - mean_sent) / max(_norm(mean_x), TINY),
             kept=came_back[0], carried=came_back[1],
             contraction=float(contraction[0]), bound=float(contraction[1]),
             xi=_norm(alone - mean) / max(_norm(_mean(grad, comm)), TINY),
@@ -106,12 +124,15 @@ class Observer:
             overlap=(float(votes.sum()) - union) / ((p - 1) * union) if p > 1 and union else 1.0,
         )  # fmt: skip
 
-    def _residual(self, slot: Slot, grad: Tensor, left: Tensor, density: float) -> list[float]:
+    def _residual(self, slot: Slot, left: Tensor, ratio: float, bound: float) -> list[float]:
         """How near it is to its limit, its size, and the limit (Karimireddy et al. 2019)."""
-        self.largest[slot.name] = max(self.largest.get(slot.name, 0.0), _norm(grad))
+        self.loosest[slot.name] = max(self.loosest.get(slot.name, 0.0), ratio)
         size = _norm(left) / max(self.largest[slot.name], TINY)
-        limit = 2 * math.sqrt(1 - density) / density if density else math.inf
-        return [size / limit if limit else 0.0, size, limit]
+        lost = bound if bound < 1 else self.loosest[slot.name]
+        if lost < EXACT:
+            return [0.0, size, 0.0]
+        limit = 2 * math.sqrt(lost) / (1 - lost) if lost < 1 else math.inf
+        return [size / limit, size, limit]
 
     def _carried(self, step: int, slot: Slot, added: Tensor, size: float) -> tuple[float, float]:
         """Which part of what was left came back, and how far the rest of what came is from it.
@@ -133,12 +154,25 @@ class Observed:
     observer: Any
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        # as it was added: with a loss scale or a learning rate the memory has units of its own
+        flat = bucket.flat
+        grad = flat.alpha * flat.grad.to(flat.residual.dtype) if isinstance(flat, Sum) else flat
+        self.observer.hear(bucket.layout, grad)
         if not self.observer.due(bucket.step):
             return self.inner.reduce(bucket, comm)
-        # as it was added: with a loss scale or a learning rate the memory has units of its own
-        alpha = bucket.flat.alpha if isinstance(bucket.flat, Sum) else 1.0
-        probe = partial(self.observer.see, bucket.layout, bucket.step, self.inner, alpha)
-        return Watch(inner=self.inner, probe=probe).reduce(bucket, comm)
+        grad, x, quiet = grad.clone(), bucket.take().clone(), unmetered(comm)
+        alone = self._of_mean(x, bucket, quiet)
+        reduced = self.inner.reduce(bucket, comm)
+        self.observer.see(bucket.layout, bucket.step, grad, x, alone, reduced, quiet)
+        return reduced
+
+    def _of_mean(self, x: Tensor, bucket: Bucket, comm: Comm) -> Tensor:
+        """C(mean x): what the compressor, with all it remembers, makes of the average.
+
+        Every rank puts the average in; what the parts would remember of it goes to a draft.
+        """
+        reduced = self.inner.reduce(replace(bucket, flat=_mean(x, comm), draft={}), comm)
+        return reduced.mean.clone()
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.inner.traffic(layout, world, step)
@@ -148,25 +182,25 @@ def observed(recipe: Any, observer: Observer) -> Any:
     """The recipe with the observer inside every memory, or around it where there is none."""
 
     def change(part: Any) -> Any:
-        if isinstance(part, Scheduled):
-            raise ValueError(
-                "a recipe whose other numbers are schedules cannot be observed; give plain numbers "
-                "(a density may be a schedule)"
-            )
         if isinstance(part, Remember):
             return replace(part, inner=Observed(part.inner, observer))
         return part
 
-    found = rebuilt(recipe, change)
-    return Observed(recipe, observer) if found is recipe else found
+    return rebuilt(recipe, change) if memories(recipe) else Observed(recipe, observer)
 
 
-def _alone(layout: Layout, step: int, inner: Reducer, mean_x: Tensor) -> Tensor:
-    """C(mean x): what the compressor makes of the average, in its native shape, on one rank."""
-    bucket = Bucket(flat=mean_x.clone(), layout=layout, state={}, step=step)
-    reduced = local.run(1, lambda comm: inner.reduce(bucket, comm))[0]
-    alone: Tensor = reduced.mean
-    return alone
+def _picks(reduced: Reduced, x: Tensor, sent: Tensor) -> Tensor:
+    """1 where this rank chose an entry that arrived; where it sent one, if it did not choose.
+
+    What an owner of a region answers for is no choice of its own, and much of what owners choose
+    in their own region they drop.
+    """
+    picked = chosen(reduced.sent)
+    if picked is None:
+        return (sent != 0).to(x.dtype)
+    picks = torch.zeros_like(x)
+    picks[picked] = 1
+    return picks * (x != 0) * (reduced.mean != 0)
 
 
 def _cut(slot: Slot, flat: Tensor) -> Tensor:

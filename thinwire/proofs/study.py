@@ -67,10 +67,11 @@ def divergence(net: nn.Module) -> float:
 
 def as_rows(proof: Proof) -> list[list[str]]:
     """The verdicts as text, with a header."""
-    rows = [["what", "measured", "limit", "margin", "verdict"]]
+    rows = [["what", "measured", "limit", "margin", "verdict", "where"]]
     for v in proof.verdicts:
         verdict = "told" if v.held is None else "held" if v.held else "violated"
-        rows.append([v.what, _number(v.value), _number(v.limit), _number(v.margin), verdict])
+        numbers = [_number(v.value), _number(v.limit), _number(v.margin)]
+        rows.append([v.what, *numbers, verdict, v.where])
     return rows
 
 

@@ -14,11 +14,13 @@ from thinwire.report.pattern import HUES
 
 CURVES: dict[str, Callable[[Note], float]] = {
     "contraction |x - C(x)|^2 / |x|^2": lambda n: n.contraction,
+    "contraction less its bound": lambda n: n.contraction - n.bound,
     "xi": lambda n: n.xi,
     "top-k over rand-k": lambda n: n.delta,
     "residual over gradient": lambda n: n.residual,
     "rows missing": lambda n: n.missing,
     "support overlap": lambda n: n.overlap,
+    "density": lambda n: n.density,
 }
 
 
@@ -38,7 +40,7 @@ def page(title: str, proofs: Sequence[Proof]) -> Page:
     ]  # fmt: skip
     curves = Section(
         title="Over the steps",
-        text=["The mean over compressed parameters; worst of all ranks where ranks differ."],
+        text=["The mean over parameters; worst of all ranks where ranks differ."],
         drawings=[drawing(_curve(proofs, name, of)) for name, of in CURVES.items()],
     )
     return Page(title=f"Convergence evidence: {title}", lead=lead, sections=[*sections, curves])
@@ -49,7 +51,7 @@ def _curve(proofs: Sequence[Proof], name: str, of: Callable[[Note], float]) -> A
     for number, proof in enumerate(proofs):
         points: dict[int, list[float]] = {}
         for note in proof.notes:
-            if note.density < 0.9 and of(note) == of(note):
+            if of(note) == of(note):
                 points.setdefault(note.step, []).append(of(note))
         axes.plot(list(points), [statistics.mean(v) for v in points.values()], marker=".",
                   color=HUES[number % len(HUES)], label=proof.recipe)  # fmt: skip
