@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.jobs import config, logs, runner, saved
+from thinwire.jobs import config, ledger, logs, runner, saved
+from thinwire.lab import netns
 
 CALL = [sys.executable, "-m", "thinwire.cli"]
 
@@ -100,15 +101,40 @@ def test_signals_finish_the_step_save_and_end(number, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_and_mpirun_need_no_workers(tmp_path):
-    out = tmp_path / "run"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    command = [*launcher, *CALL[1:], "train", "mlp", "--steps", "10", "--out", str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("x less") == 1  # rank 0 alone prints
-    assert json.loads((out / logs.RESULT).read_text())["steps"] == 10
+def test_flags_win_over_a_file_and_settings_over_both(tmp_path):
+    path, out = tmp_path / "mine.toml", tmp_path / "run"
+    path.write_text(
+        'job = "mlp"\nrecipe = "topk(density=0.2)"\nworkers = 1\n'
+        "[settings]\nsteps = 3\nbatch = 8\nrate = 0.5\n"
+    )
+    result = call("train", "mlp", "--config", str(path), "--recipe", "dense()", "--batch", "4", "--set",
+                  "rate=0.25", "--out", str(out))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    run = config.made(config.read(out / logs.CONFIG))
+    assert (run.recipe, run.workers) == ("dense()", 1)
+    assert (run.settings.steps, run.settings.batch, run.settings.rate) == (3, 4, 0.25)
+    assert 'recipe = "dense()"' in result.output and "rate = 0.25" in result.output
+
+
+@pytest.mark.slow
+def test_fake_pictures_at_full_size_take_steps():
+    """The papers' throughput mode, on the smallest network that has one."""
+    result = call("train", "resnet20", "--size", "paper", "--data", "fake", "--steps", "2",
+                  "--batch", "2", "--workers", "1", "--recipe", "adtopk(density=0.01)")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "examples a second" in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(netns.unavailable() is not None, reason=f"{netns.unavailable()}")
+def test_workers_have_the_links_asked_for(tmp_path):
+    """A step takes at least as long as its bytes do on such a link (less what a bucket holds)."""
+    result = call("compare", "mlp", "--recipe", "dense()", "--steps", "4", "--workers", "2",
+                  "--net", "4mbit", "--out", str(tmp_path))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (line,) = ledger.read([tmp_path / ledger.NAME])
+    bits = 8 * line.outcome.metrics["bytes_sent"] / line.outcome.steps
+    assert line.net == "4mbit" and line.outcome.step_seconds > 0.5 * bits / 4e6
 
 
 @pytest.mark.slow

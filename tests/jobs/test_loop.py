@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from tests.processes import once
 from thinwire.jobs import config, logs, loop, runner, saved
-from thinwire.jobs.launch import Place, launched
+from thinwire.jobs.launch import Place
 from thinwire.lab.workers import Refused
 
 RECIPES = (
@@ -187,17 +188,11 @@ def test_a_damaged_result_says_so(tmp_path):
     assert runner.result(tmp_path / "elsewhere") is None
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [({}, None), ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (3, 4, 1)),
-     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2, 0)),
-     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script is no task
-     ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, (5, 8, 1))],
-)  # fmt: skip
-def test_launchers_are_recognised(variables, expected, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
-                 "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"):  # fmt: skip
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert launched() == expected
+def test_numbers_that_are_none_are_valid_json_and_come_back(tmp_path):
+    log = logs.Log(tmp_path, 0)
+    log.add({"step": 1, "loss": float("nan")})
+    log.add({"step": 2, "loss": float("inf")})
+    log.close()
+    for line in (tmp_path / logs.LOG).read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert [math.isnan(r["loss"]) for r in logs.records(tmp_path / logs.LOG)] == [True, True]

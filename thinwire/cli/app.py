@@ -25,8 +25,11 @@ def _commands() -> None:
 
 
 def _say(error: Exception) -> None:
-    """Messages may hold brackets, which are no markup."""
-    errors.print(f"[red]thinwire:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+    """Once: what ranks of a launcher are refused, all are. Brackets in messages are no markup."""
+    from thinwire.jobs.launch import launched
+
+    if (launched() or (0,))[0] == 0:
+        errors.print(f"[red]thinwire:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 
 @contextmanager

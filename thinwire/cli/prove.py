@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,15 +68,10 @@ def _worker(rank: int, world: int, report: Any, runs: list[Run], every: int) -> 
 
 def _json(proofs: list[Proof]) -> str:
     """What could not be asked is null: JSON has no NaN."""
-    return json.dumps([_plain(asdict(proof)) for proof in proofs], indent=2, allow_nan=False) + "\n"
-
-
-def _plain(thing: Any) -> Any:
-    if isinstance(thing, dict):
-        return {key: _plain(value) for key, value in thing.items()}
-    if isinstance(thing, list):
-        return [_plain(value) for value in thing]
-    return None if isinstance(thing, float) and not math.isfinite(thing) else thing
+    return (
+        json.dumps([logs.plain(asdict(proof)) for proof in proofs], indent=2, allow_nan=False)
+        + "\n"
+    )
 
 
 def _table(proof: Proof) -> Table:

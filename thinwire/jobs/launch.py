@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+
+from thinwire.lab.workers import Refused
 
 # who started us: rank, world, rank on this machine, and something that names the job
 LAUNCHERS = {
@@ -50,6 +53,27 @@ def join() -> Place:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", rank=rank, world_size=world)
     return Place(rank=rank, world=world, device=device)
+
+
+def agreed(work: Callable[[], None]) -> None:
+    """Every rank's work. If any was refused all are, in the words of the first: nobody waits for a
+    rank that has gone, and rank 0 can say why."""
+    problem = b""
+    try:
+        work()
+    except ValueError as error:
+        problem = str(error).encode() or b"refused"
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(problem)]))
+    bad = [rank for rank, size in enumerate(sizes) if int(size)]
+    if not bad:
+        return
+    text = torch.zeros(int(sizes[bad[0]]), dtype=torch.uint8)
+    if dist.get_rank() == bad[0]:
+        text = torch.tensor(list(problem), dtype=torch.uint8)
+    dist.broadcast(text, bad[0])
+    words = bytes(text.tolist()).decode("utf-8", "replace")
+    raise Refused(words if bad[0] == 0 else f"worker {bad[0]}: {words}")
 
 
 def _first_host() -> str:

@@ -69,7 +69,7 @@ class Line:
 
 def append(path: Path, line: Line) -> None:
     """One more line, after a whole one; all of it or nothing."""
-    text = (json.dumps(asdict(line)) + "\n").encode()
+    text = (json.dumps(logs.plain(asdict(line))) + "\n").encode()
     try:
         with path.open("ab+", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -109,7 +109,8 @@ def read(paths: Sequence[Path]) -> list[Line]:
 def _line(text: str, path: Path, number: int) -> Line:
     try:
         values = json.loads(text)
-        return Line(**values | {"outcome": Outcome(**values["outcome"])})
+        outcome = Outcome(**logs.numbers(values["outcome"]))
+        return Line(**values | {"outcome": outcome, "scores": logs.numbers(values["scores"])})
     except (ValueError, TypeError, KeyError) as error:
         raise Refused(
             f"line {number} of {path} is no result ({error}); remove it, or run again"

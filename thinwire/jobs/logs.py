@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -44,10 +45,28 @@ def records(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.splitlines():
         try:
-            found.append(json.loads(line))
+            found.append(numbers(json.loads(line)))
         except ValueError:
             break
     return found
+
+
+def plain(thing: Any) -> Any:
+    """As JSON can have it, which has neither NaN nor infinity: such numbers are null."""
+    if isinstance(thing, dict):
+        return {key: plain(value) for key, value in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [plain(value) for value in thing]
+    return None if isinstance(thing, float) and not math.isfinite(thing) else thing
+
+
+def numbers(thing: Any) -> Any:
+    """And back: null was a number once."""
+    if isinstance(thing, dict):
+        return {key: numbers(value) for key, value in thing.items()}
+    if isinstance(thing, list):
+        return [numbers(value) for value in thing]
+    return math.nan if thing is None else thing
 
 
 class Log:
@@ -57,12 +76,12 @@ class Log:
         """Keeps what was written up to step `after`, where a resumed run goes on."""
         self._path = out / LOG
         kept = [r for r in records(self._path) if r.get("step", 0) <= after] if after else []
-        written(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+        written(self._path, "".join(json.dumps(plain(r)) + "\n" for r in kept))
         self._file = self._path.open("ab", buffering=0)
         self._board = _writing(self._path, lambda: _board(out / "tensorboard", after))
 
     def add(self, record: dict[str, Any]) -> None:
-        line = (json.dumps(record) + "\n").encode()
+        line = (json.dumps(plain(record)) + "\n").encode()
         size = self._file.tell()
         try:
             if self._file.write(line) != len(line):

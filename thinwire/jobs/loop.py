@@ -20,7 +20,7 @@ from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, Shards, batches, in_order
 from thinwire.jobs.descent import factor, optimizer_of, with_momentum
 from thinwire.jobs.job import Task
-from thinwire.jobs.launch import Place
+from thinwire.jobs.launch import Place, agreed
 from thinwire.jobs.tally import Tally
 from thinwire.lab.baselines import Baseline
 from thinwire.lab.workers import Refused
@@ -185,7 +185,8 @@ def train(
     task = _data(run, place.world)
     training = Training(run, place, task, wrap)
     if resume and out is not None:
-        training.load(out)
+        folder = out
+        agreed(lambda: training.load(folder))
         if training.step > training.total:
             raise Refused(
                 f"{out} has taken {training.step} steps, more than the {training.total} asked for; "
@@ -205,20 +206,14 @@ def train(
 
 def _data(run: Run, world: int) -> Task:
     """The task, if all ranks have it and have read the same; on several machines they may not."""
-    task, problem = None, ""
-    sums = torch.zeros(8, dtype=torch.float64)
-    try:
-        task = find(run.job).make(run.size, run.source())
-        batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
-        sizes = [1.0, len(task.train), len(task.test)]
-        mine = [*sizes, *(float(column.double().sum()) for column in batch[:5])]
-        sums[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
-    except Refused as error:
-        problem = str(error)
+    made: list[Task] = []
+    agreed(lambda: made.append(find(run.job).make(run.size, run.source())))
+    (task,) = made
+    batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
+    mine = [len(task.train), len(task.test), *(float(c.double().sum()) for c in batch[:5])]
+    sums = torch.tensor(mine, dtype=torch.float64)
     every = [torch.empty_like(sums) for _ in range(world)]
     dist.all_gather(every, sums)
-    if problem or task is None or any(theirs[0] == 0 for theirs in every):
-        raise Refused(problem or "another worker could not read its data")
     if any(not torch.equal(theirs, every[0]) for theirs in every):
         raise Refused("workers have read different data; give all of them the same files")
     return task

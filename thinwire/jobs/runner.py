@@ -60,7 +60,7 @@ def launched(
         signal.signal(number, lambda n, frame: asked.append(n))
     place = launch.join()
     try:
-        _together(place, prepare)
+        launch.agreed(prepare if place.rank == 0 else lambda: None)
         said = report if place.rank == 0 else lambda message: None
         return _all(place, runs, said, lambda: bool(asked), "launcher", book)
     finally:
@@ -104,7 +104,7 @@ def result(out: Path) -> Outcome | None:
     if not path.is_file():
         return None
     try:
-        return Outcome(**json.loads(path.read_text(encoding="utf-8")))
+        return Outcome(**logs.numbers(json.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError) as error:
         raise Refused(f"{path} is damaged ({error}); remove it to run again") from None
 
@@ -155,26 +155,9 @@ def _standing(place: Place, run: Run, out: Path | None) -> int:
             saved.drop(out)
         found[0] = DONE if result(out) is not None else BEGUN if saved.steps(out) else NEW
 
-    _together(place, look)
+    launch.agreed(look if place.rank == 0 else lambda: None)
     dist.broadcast(found, 0)
     return int(found)
-
-
-def _together(place: Place, work: Callable[[], None]) -> None:
-    """Rank 0 does it; if it was refused, all ranks are."""
-    problem = b""
-    if place.rank == 0:
-        try:
-            work()
-        except ValueError as error:
-            problem = str(error).encode()
-    size = torch.tensor([len(problem)])
-    dist.broadcast(size, 0)
-    if int(size):
-        text = torch.zeros(int(size), dtype=torch.uint8)
-        text[: len(problem)] = torch.tensor(list(problem), dtype=torch.uint8)
-        dist.broadcast(text, 0)
-        raise Refused(bytes(text.tolist()).decode("utf-8", "replace"))
 
 
 def _one(
@@ -201,5 +184,5 @@ def _one(
     if log is not None:
         log.close()
     if out is not None and place.rank == 0 and outcome.finished:
-        logs.written(out / logs.RESULT, json.dumps(asdict(outcome), indent=2) + "\n")
+        logs.written(out / logs.RESULT, json.dumps(logs.plain(asdict(outcome)), indent=2) + "\n")
     return outcome

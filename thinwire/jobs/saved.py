@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from thinwire.jobs.launch import agreed
 from thinwire.lab.workers import Refused
 
 _FOLDER = "checkpoints"
@@ -86,17 +86,20 @@ def _name(home: Path, part: Path, final: Path) -> None:
 
 def _all_well(what: str, out: Path, work: Any, undo: Path | None = None) -> None:
     """Do it; if it failed on any rank, all raise."""
-    problem = ""
+
+    def tried() -> None:
+        try:
+            work()
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise Refused(f"cannot {what} in {out}: {problem}") from None
+
     try:
-        work()
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-    failed = torch.tensor([float(bool(problem))])
-    dist.all_reduce(failed)
-    if failed > 0:
+        agreed(tried)
+    except Refused:
         if undo is not None:
             shutil.rmtree(undo, ignore_errors=True)
-        raise Refused(f"cannot {what} in {out}: {problem or 'another worker could not'}")
+        raise
 
 
 def _read(path: Path) -> dict[str, Any]:

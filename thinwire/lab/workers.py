@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -97,10 +98,23 @@ def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]
         elif kind == "refused":
             raise Refused(value)
         elif kind == "error":
-            raise WorkerFailed(f"worker {rank} failed:\n{value}")
+            raise _cause(messages, f"worker {rank} failed:\n{value}")
         else:
             results[rank] = value
     return [results[rank] for rank in range(len(workers))]
+
+
+def _cause(messages: Any, told: str) -> Exception:
+    """Another worker may have been refused something, and the one that failed missed it first."""
+    end = time.monotonic() + 1.0
+    while (left := end - time.monotonic()) > 0:
+        try:
+            _, kind, value = messages.get(timeout=left)
+        except queue.Empty:
+            break
+        if kind == "refused":
+            return Refused(value)
+    return WorkerFailed(told)
 
 
 def _end(workers: list[Any]) -> None:

@@ -1,0 +1,117 @@
+"""`train` under torchrun, mpirun and srun: the same command without --workers, one voice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from thinwire.jobs import logs
+from thinwire.jobs.launch import agreed, launched
+from thinwire.lab.collectives import mpirun
+from thinwire.lab.workers import Refused
+
+CALL = [sys.executable, "-m", "thinwire.cli", "train", "mlp", "--steps", "10"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+
+
+def torchrun(*args):
+    return _done([*TORCHRUN, *CALL[1:], *args], {})
+
+
+def under_mpi(*args):
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun on this machine")
+    return _done([*mpirun(2), *CALL, *args], {})
+
+
+def slurm(*args):
+    """There is no Slurm here; what its steps see of it is this."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7",
+              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+    steps = [
+        subprocess.Popen(
+            [*CALL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=_environment(shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [step.communicate(timeout=100) for step in steps]
+    finally:
+        for step in steps:
+            step.kill()
+    code = max(step.returncode for step in steps)
+    return code, "".join(out for out, _ in outputs), "".join(err for _, err in outputs)
+
+
+def _done(command, more):
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=_environment(more)
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def _environment(more):
+    return os.environ | {"OMP_NUM_THREADS": "1"} | more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [torchrun, under_mpi, slurm])
+def test_launchers_need_no_workers(start, tmp_path):
+    out = tmp_path / "run"
+    code, printed, complaints = start("--out", str(out))
+    assert code == 0, complaints
+    assert printed.count("x less") == 1  # rank 0 alone prints
+    assert json.loads((out / logs.RESULT).read_text())["steps"] == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [under_mpi, slurm])
+def test_what_all_are_refused_is_said_once(start):
+    """torchrun too, but for what it says of itself."""
+    code, _, complaints = start("--data", "/no/such/place")
+    assert code == 2
+    assert complaints.count("there is no /no/such/place") == 1
+    assert "Traceback" not in complaints
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, None), ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (3, 4, 1)),
+     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2, 0)),
+     ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),  # a batch script is no task
+     ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, (5, 8, 1))],
+)  # fmt: skip
+def test_launchers_are_recognised(variables, expected, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
+                 "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == expected
+
+
+def test_a_refusal_reaches_all_ranks_in_the_words_of_the_first(pool):
+    for who, expected in ((None, "fine"), (0, "no disk 0"), (2, "worker 2: no disk 2")):
+        assert pool.run(3, _agreement, who) == [expected] * 3
+
+
+def _agreement(rank, world, who):
+    def work():
+        if rank == who:
+            raise ValueError(f"no disk {rank}")
+
+    try:
+        agreed(work)
+    except Refused as error:
+        return str(error)
+    return "fine"
