@@ -107,8 +107,8 @@ def test_flags_win_over_a_file_and_settings_over_both(tmp_path):
         'job = "mlp"\nrecipe = "topk(density=0.2)"\nworkers = 1\n'
         "[settings]\nsteps = 3\nbatch = 8\nrate = 0.5\n"
     )
-    result = call("train", "mlp", "--config", str(path), "--recipe", "dense()", "--batch", "4", "--set",
-                  "rate=0.25", "--out", str(out))  # fmt: skip
+    result = call("train", "mlp", "--config", str(path), "--recipe", "dense()", "--batch", "4",
+                  "--set", "rate=0.25", "--out", str(out))  # fmt: skip
     assert result.exit_code == 0, result.output
     run = config.made(config.read(out / logs.CONFIG))
     assert (run.recipe, run.workers) == ("dense()", 1)
