@@ -15,19 +15,23 @@ from thinwire.lab import workers
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 RECIPES = ("dense()", "adtopk(density=0.05)", "acpsgd(rank=2)")
-LARGE = {"bert-large": "bert", "gpt2-large": "gpt2"}  # at tiny size they are the same job
+LARGE = {
+    "bert-large": "bert",
+    "squad-large": "squad",
+    "gpt2-large": "gpt2",
+}  # at tiny size they are the same job
 SMALL = [job for job in JOBS if job not in LARGE]
-LONGEST = 8.0  # seconds of one training, data and all
+LONGEST = 8.0  # seconds of one training, data and all: of this process, whoever else is at work
 
 
 def train_all(rank, world, report):
     found = {}
     for job in SMALL:
         for recipe in RECIPES:
-            begin = time.perf_counter()
+            begin = time.process_time()
             run = config.made({"job": job, "size": "tiny", "recipe": recipe})
             outcome = loop.train(Place(rank=rank, world=world), run)
-            found[job, recipe] = outcome, time.perf_counter() - begin
+            found[job, recipe] = outcome, time.process_time() - begin
     return found
 
 
@@ -42,8 +46,8 @@ def test_every_job_trains_and_its_loss_falls():
         if not (outcome.finished and outcome.figures and outcome.loss < 0.97 * outcome.first_loss)
     }
     assert not failed
-    slow = {key: seconds for key, (_, seconds) in found.items() if seconds > 3 * LONGEST}
-    assert not slow  # a shared machine may need more than the 8 s that it takes alone
+    slow = {key: seconds for key, (_, seconds) in found.items() if seconds > LONGEST}
+    assert not slow
 
 
 def test_large_jobs_are_the_base_ones_at_tiny_size():

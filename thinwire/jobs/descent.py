@@ -42,7 +42,7 @@ def optimizer_of(
     if sgd:
         return torch.optim.SGD(groups, lr=rate, momentum=momentum)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(groups, lr=rate, betas=(momentum, 0.999))
+    return kind(groups, lr=rate, betas=(momentum, 0.999), eps=settings.epsilon)
 
 
 def with_momentum(recipe: Reducer, momentum: float) -> Reducer:

@@ -27,6 +27,7 @@ class Settings:
     seed: int = 0
     optimizer: str = "sgd"  # sgd, adam or adamw
     momentum: float = 0.9
+    epsilon: float = 1e-8  # of adam and adamw
     weight_decay: float = 0.0
     rate_by_workers: bool = False  # the learning rate is `rate` times their number
     warmup: float = 0.0  # epochs in which the learning rate rises from nothing
@@ -53,7 +54,7 @@ class Settings:
         _one_of(self, "optimizer", ("sgd", "adam", "adamw"))
         _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones"))
         _one_of(self, "precision", ("fp32", "bf16", "fp16"))
-        for name in ("rate", "bucket_mb"):
+        for name in ("rate", "epsilon", "bucket_mb"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)!r}")
         if not self.momentum < 1:

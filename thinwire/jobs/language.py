@@ -97,8 +97,7 @@ def _perplexity(rows: Tensor) -> dict[str, float]:
     return {"perplexity": math.exp(min(mean, 700.0)), "test_loss": mean}
 
 
-_WORDS = Settings(batch=20, rate=1.0, epochs=50, momentum=0.0, clip=0.25, schedule="milestones",
-                  milestones=(6, 12, 18, 24, 30, 36, 42), gamma=0.5)  # fmt: skip
+_WORDS = Settings(batch=20, rate=1.0, epochs=50, momentum=0.0, clip=0.25, schedule="constant")
 _CAUSAL = Settings(batch=2, rate=5e-5, epochs=30, optimizer="adamw", schedule="linear")
 SMALL = Settings(batch=8, rate=1e-3, epochs=4, warmup=0.4, optimizer="adamw", clip=1.0)
 TINY = quick(8, 3e-3, 36, optimizer="adamw")
