@@ -114,6 +114,8 @@ def test_folders_of_pictures(tmp_path):
     (tmp_path / "val" / "cat" / "0.JPEG").write_bytes(b"no picture")
     with pytest.raises(MissingData, match=r"0\.JPEG is no picture"):
         test.batch(torch.tensor([0]), None)
+    with pytest.raises(MissingData, match=r"^[^\n]*0\.JPEG is no picture[^\n]*$"):  # one line
+        list(batches(test, in_order(4, 2, 0, 1), loaders=1))
     with pytest.raises(MissingData, match="expected train/<class>"):
         images.folders(tmp_path / "train", 16)
     (tmp_path / "val" / "emu").mkdir()

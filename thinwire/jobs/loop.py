@@ -256,7 +256,7 @@ def _parts(training: Training) -> Iterator[list[Batch]]:
     shards = Shards(
         len(training.task.train), settings.batch, place.rank, place.world, settings.seed, first
     )
-    stream = iter(batches(training.task.train, shards, settings.loaders))
+    stream = batches(training.task.train, shards, settings.loaders)
     while True:
         yield [next(stream) for _ in range(settings.accumulate)]
 

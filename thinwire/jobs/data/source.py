@@ -92,12 +92,16 @@ class _Picked(Dataset[Batch]):
         return self._data.batch(pick.chosen, draw)
 
 
-def batches(data: Data, picks: Sampler[Pick] | list[Pick], loaders: int = 0) -> DataLoader[Batch]:
+def batches(data: Data, picks: Sampler[Pick] | list[Pick], loaders: int = 0) -> Iterator[Batch]:
     """The batches picked; `loaders` processes read ahead."""
     own = torch.Generator()  # it would draw from the global one, which dropout needs on a resume
-    return DataLoader(
-        _Picked(data), sampler=picks, batch_size=None, num_workers=loaders, generator=own
-    )
+    try:
+        yield from DataLoader(
+            _Picked(data), sampler=picks, batch_size=None, num_workers=loaders, generator=own
+        )
+    except MissingData as error:  # of another process: its traceback, and last what it said
+        name = f"{MissingData.__module__}.{MissingData.__qualname__}: "
+        raise MissingData(str(error).strip().rpartition(name)[2]) from None
 
 
 def in_order(size: int, batch: int, rank: int, world: int) -> list[Pick]:
