@@ -56,7 +56,7 @@ def verdicts(notes: Sequence[Note], divergence: float, decay: float | None = 1.0
         _at_most("rows missing", _mean(sliced, lambda n: n.missing), 0.0,
                  "every row of every matrix is touched in every step (ADTopk)"),
         _told("support overlap", _mean(sparse, lambda n: n.overlap), "share common to two ranks"),
-        _told("density", _density(notes), "entries sent by rank 0, of all"),
+        _told("density", _density(notes), "entries that rank 0 chose and that arrived, of all"),
     ]  # fmt: skip
 
 

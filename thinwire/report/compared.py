@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from thinwire.report.pattern import FAINT, HUES, INK, PAPER
 
 PHASES = ("select", "exchange", "scatter", "exposed")
 SMOOTH = 20  # steps over which losses are averaged to be drawn
+DASHES = ("-", "--", ":", "-.")  # every hue with each
 LABELS = {"step": "steps", "bytes_sent": "MB sent by a worker", "elapsed": "seconds of training"}
 
 
@@ -120,12 +121,23 @@ def _sections(job: str, entries: list[Entry]) -> list[Section]:
 
 
 def _curves(entries: Sequence[Entry], x: str, y: str) -> Any:
-    figure, axes = plain_figure(5.2, 3.2)
     runs = [(e.run.recipe, e.losses if y == "loss" else e.scores) for e in entries]
+    figure, axes = plain_figure(5.2, 2.9 + lines_of({recipe for recipe, _ in runs}))
     curves(axes, runs, x, y)
     axes.set_ylabel(y)
-    axes.legend(fontsize=7, frameon=False)
+    legend_below(figure, axes)
     return figure
+
+
+def lines_of(names: Collection[str]) -> float:
+    """Inches that a line each of these takes below a drawing."""
+    return 0.14 * len(names)
+
+
+def legend_below(figure: Any, axes: Any) -> None:
+    """Names of recipes may be long: they get the whole width, and cover no curve."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", fontsize=6.5,
+                  frameon=False, labelspacing=0.3)  # fmt: skip
 
 
 def curves(axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, y: str) -> None:
@@ -138,7 +150,7 @@ def curves(axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, 
         axes.plot([r[x] / scale for r in records], _smooth(values) if y == "loss" else values,
                   color=HUES[place % len(HUES)], label=None if recipe in named else recipe,
                   linewidth=1.4, marker="." if y != "loss" else None,
-                  linestyle="-" if place < len(HUES) else "--")  # fmt: skip
+                  linestyle=DASHES[place // len(HUES) % len(DASHES)])  # fmt: skip
         named.add(recipe)
     axes.set_xlabel(LABELS[x])
     if x == "bytes_sent":

@@ -10,7 +10,15 @@ from typing import Any
 
 from thinwire.jobs.ledger import Line
 from thinwire.lab.workers import Refused
-from thinwire.report.compared import curves, headline, in_percent, plain, table
+from thinwire.report.compared import (
+    curves,
+    headline,
+    in_percent,
+    legend_below,
+    lines_of,
+    plain,
+    table,
+)
 from thinwire.report.pattern import PAPER
 
 LOWER = ("loss", "test_loss", "perplexity", "wer")  # figures of which less is better
@@ -62,17 +70,19 @@ def drawing(lines: Sequence[Line]) -> Any:
     rows = places([line for line in lines if line.scores])
     if not rows:
         raise Refused("these results hold no scores to draw; compare again with this version")
-    size = (4.2 * len(ACROSS), 3.4 * len(rows))
+    heights = [3.0 + lines_of({m.outcome.recipe for m in mine}) for mine in rows.values()]
+    size = (4.2 * len(ACROSS), sum(heights))
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
-    grid = figure.subplots(len(rows), len(ACROSS), squeeze=False, sharey="row")
-    for axes, (place, mine) in zip(grid, rows.items(), strict=True):
+    bands = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for band, (place, mine) in zip(bands, rows.items(), strict=True):
+        axes = band.subplots(1, len(ACROSS), sharey=True)
         runs, name = [(m.outcome.recipe, m.scores) for m in mine], headline(mine[0].outcome)
         for one, across in zip(axes, ACROSS, strict=True):
             curves(one, runs, across, name)
             plain(one)
         axes[0].set_title(place, fontsize=9, loc="left")
         axes[0].set_ylabel(name)
-        axes[0].legend(fontsize=6, frameon=False)
+        legend_below(band, axes[0])
     return figure
 
 

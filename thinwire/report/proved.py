@@ -8,12 +8,12 @@ from typing import Any
 
 from thinwire.proofs.observe import Note
 from thinwire.proofs.study import Proof, as_rows
-from thinwire.report.compared import plain_figure
+from thinwire.report.compared import DASHES, legend_below, lines_of, plain_figure
 from thinwire.report.page import Page, Section, drawing
 from thinwire.report.pattern import HUES
 
 CURVES: dict[str, Callable[[Note], float]] = {
-    "contraction |x - C(x)|^2 / |x|^2": lambda n: n.contraction,
+    "contraction": lambda n: n.contraction,
     "contraction less its bound": lambda n: n.contraction - n.bound,
     "xi": lambda n: n.xi,
     "top-k over rand-k": lambda n: n.delta,
@@ -25,37 +25,38 @@ CURVES: dict[str, Callable[[Note], float]] = {
 
 
 def page(title: str, proofs: Sequence[Proof]) -> Page:
-    broken = [proof.recipe for proof in proofs if not proof.held]
-    lead = (
-        "All that is asked holds."
-        if not broken
-        else f"Something is violated in {', '.join(broken)}."
-    )
-    sections = [
-        Section(
-            title=proof.recipe, table=as_rows(proof),
-            points=[f"{v.what}: {v.about}" for v in proof.verdicts],
-        )
+    broken = [
+        f"{proof.recipe} ({', '.join(v.what for v in proof.verdicts if v.held is False)})"
         for proof in proofs
-    ]  # fmt: skip
+        if not proof.held
+    ]
+    lead = f"Violated in {'; '.join(broken)}." if broken else "All that is asked holds."
+    sections = [Section(title=proof.recipe, table=as_rows(proof)) for proof in proofs]
+    asked = {v.what: v.about for proof in proofs for v in proof.verdicts}
+    meaning = Section(
+        title="What is asked", points=[f"{what}: {about}" for what, about in asked.items()]
+    )
     curves = Section(
         title="Over the steps",
         text=["The mean over parameters; worst of all ranks where ranks differ."],
         drawings=[drawing(_curve(proofs, name, of)) for name, of in CURVES.items()],
     )
-    return Page(title=f"Convergence evidence: {title}", lead=lead, sections=[*sections, curves])
+    return Page(
+        title=f"Convergence evidence: {title}", lead=lead, sections=[*sections, meaning, curves]
+    )
 
 
 def _curve(proofs: Sequence[Proof], name: str, of: Callable[[Note], float]) -> Any:
-    figure, axes = plain_figure(5.2, 2.8)
+    figure, axes = plain_figure(5.2, 2.5 + lines_of([proof.recipe for proof in proofs]))
     for number, proof in enumerate(proofs):
         points: dict[int, list[float]] = {}
         for note in proof.notes:
             if of(note) == of(note):
                 points.setdefault(note.step, []).append(of(note))
         axes.plot(list(points), [statistics.mean(v) for v in points.values()], marker=".",
-                  color=HUES[number % len(HUES)], label=proof.recipe)  # fmt: skip
+                  color=HUES[number % len(HUES)], label=proof.recipe,
+                  linestyle=DASHES[number // len(HUES) % len(DASHES)])  # fmt: skip
     axes.set_xlabel("steps")
     axes.set_ylabel(name)
-    axes.legend(fontsize=7, frameon=False)
+    legend_below(figure, axes)
     return figure
