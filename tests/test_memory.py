@@ -90,10 +90,11 @@ def test_rates_of_each_parameter():
     assert kept == [pytest.approx([0.0, 0.5]), pytest.approx([0.1, 0.0])]
 
 
-@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("masking", ["timely", "always", "never"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_dgcs_recurrence(nesterov, masking):
-    """u = m u + g, v += u; nesterov u = m (u + g), v += u + g; both cleared where v was sent."""
+    """u = m u + g, v += u; nesterov u = m (u + g), v += u + g; where v was sent it is cleared, and
+    u is what `masking` says."""
     memory = MomentumCorrected(momentum=0.9, nesterov=nesterov, masking=masking)
     means, kept = run(memory, 8)
     u, v = torch.zeros(SHAPE), torch.zeros(SHAPE)
@@ -104,8 +105,9 @@ def test_dgcs_recurrence(nesterov, masking):
         sent = top(v)
         assert torch.allclose(mean, sent, atol=1e-5)
         v = v - sent
-        if masking:
-            u = u * (sent == 0)
+        share = float((sent != 0).float().mean())
+        left = {"timely": share / (1 - 0.9 * (1 - share)), "always": 0.0, "never": 1.0}[masking]
+        u = torch.where(sent == 0, u, left * u)
     assert torch.allclose(kept["residual"], v, atol=1e-5)
     assert torch.allclose(kept["momentum"], u, atol=1e-5)
 
@@ -120,10 +122,11 @@ def test_a_dense_share_is_ordinary_momentum():
     assert not kept["residual"].any()
 
 
-def test_a_parameter_sent_whole_has_ordinary_momentum_too():
+@pytest.mark.parametrize("masking", ["timely", "always"])
+def test_a_parameter_sent_whole_has_ordinary_momentum_too(masking):
     """Nothing of it is late, so nothing is cleared; its sparse neighbours are, where sent."""
-    density = {"bias": 1.0, "": 0.1}
-    recipe, state = recipes.topk(density=density, memory=MomentumCorrected(momentum=0.9)), {}
+    memory = MomentumCorrected(momentum=0.9, masking=masking)
+    recipe, state = recipes.topk(density={"bias": 1.0, "": 0.1}, memory=memory), {}
     means = []
 
     def worker(comm):
@@ -139,7 +142,8 @@ def test_a_parameter_sent_whole_has_ordinary_momentum_too():
         assert torch.allclose(mean, u, atol=1e-6)
     assert not state["slots"]["bias"]["memory"]["residual"].any()
     for name in ("w", "z"):
-        assert int((state["slots"][name]["memory"]["momentum"] == 0).sum()) == 60
+        cleared = int((state["slots"][name]["memory"]["momentum"] == 0).sum())
+        assert cleared == (60 if masking == "always" else 0)
 
 
 @pytest.mark.parametrize("world", [1, 4])
@@ -197,6 +201,7 @@ def test_momentum_needs_a_sender_that_keeps():
     (lambda: Residual(decay=1.5), r"decay must be in \[0, 1\], got 1.5"),
     (lambda: MomentumCorrected(momentum=-0.1), r"momentum must be in \[0, 1\]"),
     (lambda: MomentumCorrected(clip=0.0), "clip must be a norm above 0"),
+    (lambda: MomentumCorrected(masking=True), "masking is one of timely, always, never, got True"),
 ])  # fmt: skip
 def test_bad_settings(make, message):
     with pytest.raises(ValueError, match=message):
