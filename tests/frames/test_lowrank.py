@@ -63,7 +63,7 @@ def test_powersgd_is_the_textbook(world):
         errors = [d - p @ local_q.T for d, local_q in zip(deltas, mine, strict=True)]
         expected.append(p @ q.T)
     for got, want in zip(ours(recipes.powersgd(rank=RANK), 6, world), expected, strict=True):
-        assert (got - want).abs().max() < 1e-5
+        assert (got - want).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -86,7 +86,7 @@ def test_acpsgd_is_the_textbook(world):
             errors = [d - p @ m.T for d, m in zip(deltas, mine, strict=True)]
         expected.append(p @ q.T)
     for got, want in zip(ours(recipes.acpsgd(rank=RANK), 6, world), expected, strict=True):
-        assert (got - want).abs().max() < 1e-5
+        assert (got - want).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(("n", "m"), [(8, 8), (8, 13), (13, 8), (1, 9), (9, 1)])
