@@ -136,7 +136,7 @@ def _work(
 ) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # which may come to the whole group
         signal.signal(number, signal.SIG_IGN)  # the parent alone decides how to end
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()  # it is the nursery's, as it was when that began
     os.environ.update(environment)
     if space is None:
@@ -162,7 +162,7 @@ def _work(
         messages.put((rank, "error", traceback.format_exc()))
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """Returns never; a pipe tells of the parent's end, also if that was before we began."""
     parent = multiprocessing.parent_process()
     if parent is not None:
