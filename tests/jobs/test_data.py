@@ -57,6 +57,25 @@ def test_cifar_archive(tmp_path, monkeypatch):
     assert x.shape == (2, 3, 32, 32) and y.tolist() == [7, 5]
 
 
+def test_the_archive_that_was_named_is_read(tmp_path, monkeypatch):
+    for name, inside, files, key in (
+        ("cifar-10-python.tar.gz", "cifar-10-batches-py",
+         (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), b"labels"),
+        ("cifar-100-python.tar.gz", "cifar-100-python", ("train", "test"), b"fine_labels"),
+    ):  # fmt: skip
+        part = {b"data": np.zeros((2, 3072), np.uint8), key: [1, 2]}
+        cifar_archive(tmp_path / name, {f"{inside}/{file}": part for file in files})
+        published(monkeypatch, tmp_path / name)
+    for name, classes, pictures in (
+        ("cifar-10-python.tar.gz", 10, 10),
+        ("cifar-100-python.tar.gz", 100, 2),
+    ):
+        task = find("resnet20").make("small", Source(data=str(tmp_path / name)))
+        assert len(task.train) == pictures and task.net()[-1].out_features == classes
+    with pytest.raises(MissingData, match="give the path of one of them"):
+        find("resnet20").make("small", Source(data=str(tmp_path)))
+
+
 def test_an_archive_that_would_run_something_is_refused(tmp_path, monkeypatch):
     class Evil:
         def __reduce__(self):
@@ -111,9 +130,17 @@ def test_folders_of_pictures(tmp_path):
     one, two = (test.batch(torch.tensor([1]), None)[0] for _ in range(2))
     assert torch.equal(one, two)
     assert test.labels.tolist() == [0, 0, 1, 1]
-    (tmp_path / "val" / "cat" / "0.JPEG").write_bytes(b"no picture")
-    with pytest.raises(MissingData, match=r"0\.JPEG is no picture"):
-        test.batch(torch.tensor([0]), None)
+    for job in ("resnet20", "vgg16"):  # networks for 32 pixels see them at that size
+        task = find(job).make("small", Source(data=str(tmp_path)))
+        assert task.train.batch(torch.tensor([0]), None)[0].shape == (1, 3, 32, 32)
+        assert task.net()[-1].out_features == 2
+    image.new("RGB", (8, 8)).save(tmp_path / "whole.png")
+    cut = (tmp_path / "whole.png").read_bytes()
+    torn = (b"no picture", cut[:20], cut[:8] + bytes(30), cut[:-30])
+    for content in torn:
+        (tmp_path / "val" / "cat" / "0.JPEG").write_bytes(content)
+        with pytest.raises(MissingData, match=r"0\.JPEG is no picture"):
+            test.batch(torch.tensor([0]), None)
     with pytest.raises(MissingData, match=r"^[^\n]*0\.JPEG is no picture[^\n]*$"):  # one line
         list(batches(test, in_order(4, 2, 0, 1), loaders=1))
     with pytest.raises(MissingData, match="expected train/<class>"):
@@ -133,9 +160,12 @@ def test_an_npz_must_hold_what_it_should(tmp_path):
         (b"", "cannot be read"),
         ((tmp_path / "x.npy").read_bytes(), "cannot be read"),
         ({"a": np.zeros(3)}, "holds a; expected train_images"),
-        (dict.fromkeys(images.NPZ_NAMES, np.zeros(3)), "train_images is"),
+        (dict.fromkeys(images.NPZ_NAMES, np.zeros(3)), "train_images is float64"),
         (whole | {"test_images": pixels[0]}, "test_images is"),
-        (whole | {"test_labels": labels[:4]}, r"5 test_images and \(4,\) labels"),
+        (whole | {"test_images": pixels[:, :28, :28]}, r"test_images is uint8 \(5, 28, 28, 3\)"),
+        (whole | {"test_labels": labels[:4]}, r"test_labels is int64 \(4,\) for 5 pictures"),
+        (whole | {"train_labels": labels.astype(str)}, "train_labels is <U21"),
+        (whole | {"train_labels": labels + 10}, "train_labels are not 0 to 9"),
     ):
         if isinstance(content, bytes):
             path.write_bytes(content)
@@ -202,6 +232,7 @@ def test_sentences_are_masked_as_bert_has_it():
     train, _ = text.library(60_000)
     learnt = text.word_pieces(train, 400)
     data = text.sentences(learnt, train, 32)
+    lines = [line for line in train.splitlines() if len(line.split()) >= 3]
     ids, kinds, there, labels, follows = data.batch(
         torch.arange(200), torch.Generator().manual_seed(0)
     )
@@ -209,11 +240,44 @@ def test_sentences_are_masked_as_bert_has_it():
     guessed = labels >= 0
     assert 0.12 < int(guessed.sum()) / words < 0.19
     masked = (ids == data.marks[text.MASK]) & guessed
-    assert 0.74 < int(masked.sum()) / int(guessed.sum()) < 0.86
+    kept = (ids == labels) & guessed
+    changed = guessed & ~masked & ~kept
+    for part, low, high in ((masked, 0.74, 0.86), (kept, 0.06, 0.14), (changed, 0.06, 0.14)):
+        assert low < int(part.sum()) / int(guessed.sum()) < high
+    whole = torch.where(guessed, labels, ids)
+    for row in range(20):  # 0 says that the second sentence is the next one, as transformers has it
+        start = int((kinds[row] == 1).nonzero()[0])
+        second = whole[row, start : int(there[row].sum()) - 1]
+        next_one = torch.tensor(learnt.encode(lines[row + 1], add_special_tokens=False).ids)
+        assert (int(follows[row]) == 0) == torch.equal(second, next_one[: len(second)])
     assert 0.4 < float(follows.float().mean()) < 0.6
     assert bool(guessed.any(dim=1).all())  # at least one a row
     assert bool((ids[:, 0] == data.marks[text.FIRST]).all())
     assert bool(((kinds == 1) <= (there == 1)).all())
+
+
+def test_a_long_text_is_read_in_stretches(monkeypatch):
+    pytest.importorskip("tokenizers")
+    train, _ = text.library(30_000)
+    learnt = text.pieces(train, 300)
+    whole = text.tokens(learnt, train)
+    sentences = text.sentences(text.word_pieces(train, 300), train, 32)
+    monkeypatch.setattr(text, "AT_ONCE", 997)
+    monkeypatch.setattr(text, "LINES_AT_ONCE", 7)
+    parts = list(text._stretches(train))
+    assert "".join(parts) == train and max(map(len, parts)) <= 997
+    assert all(part.endswith("\n") for part in parts[:-1])
+    assert learnt.decode(text.tokens(learnt, train).tolist()) == learnt.decode(whole.tolist())
+    again = text.sentences(text.word_pieces(train, 300), train, 32)
+    assert torch.equal(again.ids, sentences.ids) and torch.equal(again.starts, sentences.starts)
+    assert text.Windows(whole, 8).batch(torch.tensor([1]), None)[0].dtype == torch.int64
+
+
+def test_a_damaged_tokenizer_is_one_message(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(MissingData, match=r"tokenizer\.json is no tokenizer"):
+        text.pieces("", 10, tmp_path)
 
 
 def test_squad_windows_hold_the_answer(tmp_path):
@@ -270,11 +334,15 @@ def test_recordings(tmp_path):
     assert "".join(speech.ALPHABET[i] for i in letters[0].tolist()) == "YES NO"
     recording = tmp_path / "test" / "an4" / "wav" / "one.wav"
     whole = recording.read_bytes()
+    size = (300).to_bytes(4, "little")
+    short = whole[:40] + size + whole[44:344]
     for left, message in ((whole[:44], "is cut off"), (whole[:999], "is cut off"),
-                          (b"RIFF", "is no recording")):  # fmt: skip
+                          (b"RIFF", "is no recording"), (short, "has 150 samples; expected 320"),
+                          (whole[:16] + b"\xff\xff" + whole[18:], "is no recording")):  # fmt: skip
         recording.write_bytes(left)
         with pytest.raises(MissingData, match=message):
             test.batch(torch.tensor([0]), None)
+    assert speech.encoded("...").dtype == torch.int64
     (tmp_path / "test" / "an4" / "txt" / "one.txt").unlink()
     with pytest.raises(MissingData, match="without its transcript; expected train"):
         speech.an4(tmp_path)
@@ -327,5 +395,7 @@ def test_missing_data_says_what_is_expected(tmp_path):
         Source().folder("paper", "the files")
     with pytest.raises(MissingData, match=r"there is no .*nowhere; --data expects the files"):
         Source(data=tmp_path / "nowhere").folder("tiny", "the files")
-    with pytest.raises(MissingData, match=r"none of cifar-10-python.tar.gz, cifar-100"):
+    with pytest.raises(
+        MissingData, match=r"neither train/ nor one of cifar-10-python.tar.gz, cifar-100"
+    ):
         find("vgg16").make("small", Source(data=str(tmp_path)))

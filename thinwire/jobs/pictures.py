@@ -15,8 +15,10 @@ from thinwire.jobs.data.fake import fake
 from thinwire.jobs.data.source import Batch, Data, MissingData
 from thinwire.jobs.job import Job, Settings, Source, Task, quick
 
-CIFAR_LAYOUT = "a folder with cifar-10-python.tar.gz or cifar-100-python.tar.gz, or an .npz sample"
-IMAGENET_LAYOUT = f"ImageNet's train/<class>/ and val/<class>/, or {CIFAR_LAYOUT}"
+LAYOUT = (
+    "cifar-10-python.tar.gz or cifar-100-python.tar.gz, an .npz sample of CIFAR-10, or ImageNet's "
+    "train/<class>/ and val/<class>/"
+)
 RESNETS = {
     "resnet50": ((3, 4, 6, 3), (256, 512, 1024, 2048)),
     "resnet152": ((3, 8, 36, 3), (256, 512, 1024, 2048)),
@@ -45,20 +47,20 @@ def mnist(size: str, source: Source) -> Task:
 
 
 def resnet20(size: str, source: Source) -> Task:
-    data, classes, _ = _coloured(size, source, CIFAR_LAYOUT, 32)
+    data, classes, _ = _coloured(size, source, 32)
     width, blocks = (8, 1) if size == "tiny" else (16, 3)
     return classified(lambda: vision.resnet20(classes, width, blocks), data)
 
 
 def vgg16(size: str, source: Source) -> Task:
-    data, classes, _ = _coloured(size, source, CIFAR_LAYOUT, 32)
+    data, classes, _ = _coloured(size, source, 32)
     width = 0.125 if size == "tiny" else 1.0
     return classified(lambda: vision.vgg16(classes, width), data)
 
 
 def resnet(name: str) -> Callable[[str, Source], Task]:
     def make(size: str, source: Source) -> Task:
-        data, classes, _ = _coloured(size, source, IMAGENET_LAYOUT, 224)
+        data, classes, _ = _coloured(size, source, 224)
         depths, widths = RESNETS[name]
         stem = 64
         if size == "tiny":
@@ -77,7 +79,7 @@ def resnet(name: str) -> Callable[[str, Source], Task]:
 
 
 def vit(size: str, source: Source) -> Task:
-    data, classes, side = _coloured(size, source, IMAGENET_LAYOUT, 224)
+    data, classes, side = _coloured(size, source, 224)
     width, layers, heads, patch = {
         "tiny": (64, 2, 2, 8), "small": (192, 6, 3, 4), "paper": (1024, 24, 16, 16),
     }[size]  # fmt: skip
@@ -115,26 +117,28 @@ def _figures(rows: Tensor) -> dict[str, float]:
     return {"accuracy": right / max(count, 1), "test_loss": loss / max(count, 1)}
 
 
-def _coloured(
-    size: str, source: Source, layout: str, large: int
-) -> tuple[tuple[Data, Data], int, int]:
+def _coloured(size: str, source: Source, large: int) -> tuple[tuple[Data, Data], int, int]:
     """Pictures in three colours, how many kinds there are, and their side."""
     if source.fake:
         side, classes = (large, 1000 if large > 32 else 10) if size == "paper" else (32, 10)
         return fake((((3, side, side), 0), ((), classes)), rows=32), classes, side
-    folder = source.folder(size, layout)
+    folder = source.folder(size, LAYOUT)
     if folder is None:
         return images.digits(32, 3), 10, 32
-    if folder.name in images.CIFAR:  # the archive itself
-        folder = folder.parent
-    if folder.suffix == ".npz" or (folder / "cifar-10-python.tar.gz").is_file():
+    if folder.suffix == ".npz":
         return images.cifar(folder, 10), 10, 32
-    if (folder / "cifar-100-python.tar.gz").is_file():
-        return images.cifar(folder, 100), 100, 32
-    if large == 32:
-        raise MissingData(f"{folder} has none of {', '.join(images.CIFAR)}; expected {layout}")
-    data = images.folders(folder, large)
-    return data, len(images.kinds(folder / "train")), large
+    named = folder.name in images.CIFAR  # the archive itself
+    there = [name for name in images.CIFAR if (folder / name).is_file()]
+    if named or there:
+        if len(there) > 1:
+            raise MissingData(f"{folder} has {' and '.join(there)}; give the path of one of them")
+        classes = 100 if "cifar-100" in (folder.name if named else there[0]) else 10
+        return images.cifar(folder.parent if named else folder, classes), classes, 32
+    if not (folder / "train").is_dir():
+        raise MissingData(
+            f"{folder} has neither train/ nor one of {', '.join(images.CIFAR)}; expected {LAYOUT}"
+        )
+    return images.folders(folder, large), len(images.kinds(folder / "train")), large
 
 
 _STUDY = Settings(batch=32, rate=0.1, epochs=12, warmup=2, weight_decay=1e-4)
@@ -176,25 +180,25 @@ JOBS = {
                "paper": Settings(batch=64, rate=0.05, epochs=14)},
     ),
     "resnet20": Job(
-        about="ResNet-20, CIFAR-10 (gTop-k)", data=CIFAR_LAYOUT, make=resnet20,
+        about="ResNet-20, CIFAR-10 (gTop-k)", data=LAYOUT, make=resnet20,
         sizes={"tiny": quick(16, 0.1, 40), "small": _STUDY, "paper": _GTOPK},
     ),
     "resnet50": Job(
-        about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", data=IMAGENET_LAYOUT,
+        about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", data=LAYOUT,
         make=resnet("resnet50"),
         sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
     ),
     "resnet152": Job(
-        about="ResNet-152, ImageNet (ADTopk, ACP-SGD)", data=IMAGENET_LAYOUT,
+        about="ResNet-152, ImageNet (ADTopk, ACP-SGD)", data=LAYOUT,
         make=resnet("resnet152"),
         sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
     ),
     "vgg16": Job(
-        about="VGG-16, CIFAR-10 (Ok-Topk)", data=CIFAR_LAYOUT, make=vgg16,
+        about="VGG-16, CIFAR-10 (Ok-Topk)", data=LAYOUT, make=vgg16,
         sizes={"tiny": quick(16, 0.005, 40), "small": _SOON, "paper": _OKTOPK},
     ),
     "vit": Job(
-        about="ViT-L/16, ImageNet (ADTopk)", data=IMAGENET_LAYOUT, make=vit,
+        about="ViT-L/16, ImageNet (ADTopk)", data=LAYOUT, make=vit,
         sizes={"tiny": quick(16, 2e-3, 60, optimizer="adamw"),
                "small": Settings(batch=32, rate=1e-3, epochs=10, optimizer="adamw", warmup=1),
                "paper": _VIT},

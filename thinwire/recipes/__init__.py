@@ -123,4 +123,7 @@ def _called(
     except TypeError as error:
         known = f"{function.__name__}{inspect.signature(function)}"
         raise ValueError(f"in the recipe {call!r}: {error}; it is {known}") from None
-    return function(*args, **keywords)
+    try:
+        return function(*args, **keywords)
+    except TypeError as error:  # a string where a number should be, and the like
+        raise ValueError(f"in the recipe {call!r}: {error}") from None

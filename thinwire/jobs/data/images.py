@@ -35,7 +35,8 @@ MNIST = {
 }
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NPZ_NAMES = ("train_images", "test_images", "train_labels", "test_labels")
-NPZ_LAYOUT = f"{', '.join(NPZ_NAMES)}: uint8 pictures (n, 32, 32, 3) and their labels"
+KINDS = 10  # of pictures in a sample
+NPZ_LAYOUT = f"{', '.join(NPZ_NAMES)}: uint8 pictures (n, 32, 32, 3) and their labels, 0 to 9"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class Folder:
         try:
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
-        except OSError as error:
+        except Exception as error:  # every format has its own for a damaged file
             raise MissingData(f"{path} is no picture ({error}); get it anew") from None
         size = (self.side, self.side)
         image = image.resize(size, box=_box(image.size, draw))
@@ -200,19 +201,24 @@ def _npz(path: Path) -> tuple[Pictures, Pictures]:
         raise MissingData(f"{path} cannot be read ({error}); expected {NPZ_LAYOUT}") from None
     if not set(NPZ_NAMES) <= set(found):
         raise MissingData(f"{path} holds {', '.join(found)}; expected {NPZ_LAYOUT}")
+    for name in ("train", "test"):
+        _checked_npz(found[f"{name}_images"], found[f"{name}_labels"], f"{path}: {name}")
     train, test, labels, test_labels = (torch.from_numpy(found[name]) for name in NPZ_NAMES)
-    for name, pixels, kinds in (("train", train, labels), ("test", test, test_labels)):
-        if pixels.dim() != 4 or pixels.dtype != torch.uint8 or pixels.shape[1:] != train.shape[1:]:
-            raise MissingData(
-                f"{path}: {name}_images is {pixels.dtype} {tuple(pixels.shape)}; {NPZ_LAYOUT}"
-            )
-        if kinds.shape != pixels.shape[:1]:
-            raise MissingData(
-                f"{path}: {len(pixels)} {name}_images and {tuple(kinds.shape)} labels; {NPZ_LAYOUT}"
-            )
     if train.shape[-1] == 3:  # colours last
         train, test = (part.permute(0, 3, 1, 2).contiguous() for part in (train, test))
     return _split(train, test, labels.long(), test_labels.long(), crop=4)
+
+
+def _checked_npz(pixels: Any, labels: Any, where: str) -> None:
+    if pixels.dtype != np.uint8 or pixels.shape[1:] not in ((32, 32, 3), (3, 32, 32)):
+        raise MissingData(f"{where}_images is {pixels.dtype} {pixels.shape}; expected {NPZ_LAYOUT}")
+    if labels.dtype.kind not in "iu" or labels.shape != pixels.shape[:1]:
+        raise MissingData(
+            f"{where}_labels is {labels.dtype} {labels.shape} for {len(pixels)} pictures; "
+            f"expected {NPZ_LAYOUT}"
+        )
+    if len(labels) == 0 or not 0 <= labels.min() <= labels.max() < KINDS:
+        raise MissingData(f"{where}_labels are not 0 to {KINDS - 1}; expected {NPZ_LAYOUT}")
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:

@@ -23,6 +23,7 @@ from thinwire.jobs.data.source import Batch, MissingData, contents
 ALPHABET = "_'ABCDEFGHIJKLMNOPQRSTUVWXYZ "  # the first is CTC's blank
 LAYOUT = "train/**/*.wav with train/**/*.txt of the same names, and test/ alike (16 kHz, mono)"
 RATE = 16_000
+WINDOW = 320  # samples: 20 ms
 SPOKEN = (
     "ONE",
     "TWO",
@@ -99,7 +100,8 @@ def tones(train: int = 192, test: int = 48) -> tuple[Recordings, Recordings]:
 
 def encoded(text: str) -> Tensor:
     """Letters by number; what the alphabet lacks is left out."""
-    return torch.tensor([ALPHABET.index(c) for c in text.upper() if c in ALPHABET[1:]])
+    numbers = [ALPHABET.index(c) for c in text.upper() if c in ALPHABET[1:]]
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def greedy(scores: Tensor) -> str:  # (frames, letters)
@@ -137,19 +139,21 @@ def _read(path: Path) -> Tensor:
             form = (file.getframerate(), file.getnchannels(), file.getsampwidth())
             frames = file.getnframes()
             data = file.readframes(frames)
-    except (OSError, EOFError, wave.Error) as error:
+    except (OSError, EOFError, RuntimeError, wave.Error) as error:
         raise MissingData(f"{path} is no recording ({error}); get it anew") from None
     if form != (RATE, 1, 2):
         raise MissingData(f"{path} has {form} (rate, channels, bytes); expected {(RATE, 1, 2)}")
     if not data or len(data) != 2 * frames:
         raise MissingData(f"{path} is cut off ({len(data)} bytes of {2 * frames}); get it anew")
+    if frames < WINDOW:
+        raise MissingData(f"{path} has {frames} samples; expected {WINDOW} or more, 20 ms")
     return torch.frombuffer(bytearray(data), dtype=torch.int16).float() / 32_768
 
 
 def _spectrum(sound: Tensor) -> Tensor:  # (samples,) -> (161, frames)
     """Logarithms of magnitudes, standardised."""
     frames = torch.stft(
-        sound, n_fft=320, hop_length=160, window=torch.hamming_window(320), return_complex=True
+        sound, WINDOW, WINDOW // 2, window=torch.hamming_window(WINDOW), return_complex=True
     )
     size = torch.log1p(frames.abs())
     return (size - size.mean()) / size.std().clamp(min=1e-6)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import re
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ LAYOUT = (
     "texts, *.txt"
 )
 _NAMES = ("{}.txt", "wiki.{}.tokens", "wiki.{}.raw", "ptb.{}.txt")
+AT_ONCE, LINES_AT_ONCE = 1 << 22, 10_000  # letters and lines that a tokenizer is given at a time
 UNKNOWN, MASK, PAD, FIRST, END = "<unk>", "[MASK]", "[PAD]", "[CLS]", "[SEP]"
 
 
@@ -142,11 +143,27 @@ def _checkpoint_tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise MissingData(f"{folder} has no tokenizer.json; expected one beside the checkpoint")
-    return tokenizers.Tokenizer.from_file(str(path))
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # it has no kind of its own for a damaged file
+        raise MissingData(f"{path} is no tokenizer ({error}); get it anew") from None
 
 
 def tokens(tokenizer: Any, text: str) -> Tensor:
-    return torch.tensor(tokenizer.encode(text).ids)
+    """The whole text, in stretches of lines: a tokenizer needs a hundred times as much memory."""
+    parts = [torch.tensor(tokenizer.encode(part).ids, dtype=torch.int32)
+             for part in _stretches(text)]  # fmt: skip
+    return torch.cat(parts)
+
+
+def _stretches(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        stop = start + AT_ONCE
+        if stop < len(text):
+            stop = text.rfind("\n", start, stop) + 1 or stop
+        yield text[start:stop]
+        start = stop
 
 
 @dataclass(frozen=True)
@@ -161,7 +178,7 @@ class Windows:
 
     def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch:
         at = chosen[:, None] * self.length + torch.arange(self.length)
-        return self.stream[at], self.stream[at + 1]
+        return self.stream[at].long(), self.stream[at + 1].long()
 
 
 @dataclass(frozen=True)
@@ -172,27 +189,31 @@ class Sentences:
     Devlin et al. 2019 (arXiv 1810.04805).
     """
 
-    lines: tuple[Tensor, ...]  # tokens of one sentence each
+    ids: Tensor  # tokens of all sentences, one after the other
+    starts: Tensor  # where each begins, and the end
     length: int
     vocabulary: int
     marks: dict[str, int]
 
     def __len__(self) -> int:
-        return len(self.lines) - 1
+        return len(self.starts) - 2
 
     def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch:
         draw = draw or torch.Generator().manual_seed(int(chosen[0]))  # the same test for everyone
         follows = torch.rand(len(chosen), generator=draw) < 0.5
-        others = torch.randint(len(self.lines), (len(chosen),), generator=draw)
+        others = torch.randint(len(self.starts) - 1, (len(chosen),), generator=draw)
         second = torch.where(follows, chosen + 1, others)
         follows = second == chosen + 1
         ids = torch.full((len(chosen), self.length), self.marks[PAD])
         kinds = torch.zeros_like(ids)
         for row, (a, b) in enumerate(zip(chosen.tolist(), second.tolist(), strict=True)):
-            self._fill(ids[row], kinds[row], self.lines[a], self.lines[b])
+            self._fill(ids[row], kinds[row], self._line(a), self._line(b))
         masked, labels = self._masked(ids, draw)
         there = (ids != self.marks[PAD]).long()
         return masked, kinds, there, labels, (~follows).long()
+
+    def _line(self, number: int) -> Tensor:
+        return self.ids[self.starts[number] : self.starts[number + 1]].long()
 
     def _fill(self, ids: Tensor, kinds: Tensor, first: Tensor, second: Tensor) -> None:
         room = self.length - 3
@@ -218,9 +239,14 @@ class Sentences:
 def sentences(tokenizer: Any, text: str, length: int) -> Sentences:
     """Lines of a plain text that have a few words, one sentence each."""
     lines = [line for line in text.splitlines() if len(line.split()) >= 3]
-    encoded = tokenizer.encode_batch(lines, add_special_tokens=False)
     marks = {mark: tokenizer.token_to_id(mark) for mark in (MASK, PAD, FIRST, END)}
     if len(lines) < 2 or None in marks.values():
         raise MissingData("the text has no two sentences, or the vocabulary no [MASK] and [SEP]")
-    ids = tuple(torch.tensor(e.ids) for e in encoded)
-    return Sentences(ids, length, tokenizer.get_vocab_size(), marks)
+    parts, sizes = [], [0]
+    for first in range(0, len(lines), LINES_AT_ONCE):
+        some = lines[first : first + LINES_AT_ONCE]
+        for encoded in tokenizer.encode_batch(some, add_special_tokens=False):
+            parts.append(torch.tensor(encoded.ids, dtype=torch.int32))
+            sizes.append(len(encoded.ids))
+    starts = torch.tensor(sizes).cumsum(dim=0)
+    return Sentences(torch.cat(parts), starts, length, tokenizer.get_vocab_size(), marks)
