@@ -5,10 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
+from thinwire import recipes
+from thinwire.combinators import memories
 from thinwire.jobs import config
-from thinwire.jobs.descent import factor
+from thinwire.jobs.descent import factor, optimizer_of, with_momentum
 from thinwire.jobs.job import Settings, settings_of
+from thinwire.memory import MomentumCorrected
 
 BASE = Settings(batch=4, rate=0.1)
 
@@ -19,6 +23,7 @@ BASE = Settings(batch=4, rate=0.1)
      ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw, got 'lion'"),
      ({"precision": "int4"}, "precision must be one of fp32"), ({"batch": "4"}, "batch is a int"),
      ({"epochs": 0}, "give steps, or epochs above 0"), ({"speed": 1}, "unknown setting 'speed'"),
+     ({"seed": 10**18}, "seed must be at most 4294967296, got 1000000000000000000"),
      ({"warmup": -1}, "warmup must be at least 0"), ({"momentum": True}, "momentum is a float")],
 )  # fmt: skip
 def test_bad_settings_are_one_message(values, message):
@@ -44,6 +49,8 @@ def test_a_run_survives_its_toml(tmp_path):
     ("values", "message"),
     [({"job": "vgg"}, "unknown job 'vgg'"), ({"job": "mlp", "size": "huge"}, "--size is one of"),
      ({"job": "mlp", "recipe": "topk(density=7)"}, "density must be in"),
+     ({"job": "mlp", "recipe": "dgc(sample='a')"}, "in the recipe \"dgc"),
+     ({"job": "mlp", "recipe": "dgc(density=Ramp(start='a', end=1, steps=2))"}, "in the recipe"),
      ({"job": "mlp", "colour": "red"}, "unknown colour"),
      ({"job": "mlp", "workers": 0}, "workers must be 1 to 250, got 0"),
      ({"job": "mlp", "workers": "two"}, "workers must be a whole number, got 'two'"),
@@ -75,3 +82,18 @@ def test_learning_rates():
     assert factor(line, 75, 100, 10) == 0.25
     flat = Settings(batch=1, rate=1.0, schedule="constant")
     assert factor(flat, 99, 100, 10) == 1.0
+
+
+def test_a_recipe_that_applies_momentum_clips_and_decays_as_the_optimizer_would():
+    net = torch.nn.Linear(2, 2)
+    settings = Settings(batch=1, rate=1.0, momentum=0.8, clip=0.5, weight_decay=0.01)
+    own = with_momentum(recipes.dgc(), settings)
+    (memory,) = memories(own)
+    assert (memory.momentum, memory.clip) == (0.8, 0.5)
+    group = optimizer_of(net, settings, 4, own).param_groups[0]
+    assert group["momentum"] == 0.0 and group["weight_decay"] == pytest.approx(0.05)
+    given = recipes.topk(memory=MomentumCorrected(clip=2.0))
+    assert memories(with_momentum(given, settings))[0].clip == 2.0
+    plain = recipes.topk()
+    assert with_momentum(plain, settings) == plain
+    assert optimizer_of(net, settings, 4, plain).param_groups[0]["momentum"] == 0.8

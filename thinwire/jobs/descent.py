@@ -25,9 +25,7 @@ def optimizer_of(
     Every group remembers its highest rate as `base`. The optimizer's momentum multiplies weight
     decay too, by 1 / (1 - momentum) in the long run; without it the decay itself is so much larger.
     """
-    own = recipe is not None and any(
-        getattr(memory, "corrects_momentum", False) for memory in memories(recipe)
-    )
+    own = corrects_momentum(recipe)
     momentum = 0.0 if own else settings.momentum
     sgd = settings.optimizer == "sgd"
     shrink = settings.weight_decay / (1 - settings.momentum if own and sgd else 1)
@@ -45,12 +43,24 @@ def optimizer_of(
     return kind(groups, lr=rate, betas=(momentum, 0.999), eps=settings.epsilon)
 
 
-def with_momentum(recipe: Reducer, momentum: float) -> Reducer:
-    """A recipe that applies momentum itself applies as much as the optimizer would have."""
+def corrects_momentum(recipe: Reducer | None) -> bool:
+    """Whether the recipe applies momentum, so that the optimizer must not."""
+    return recipe is not None and any(
+        getattr(memory, "corrects_momentum", False) for memory in memories(recipe)
+    )
+
+
+def with_momentum(recipe: Reducer, settings: Settings) -> Reducer:
+    """A recipe that applies momentum itself applies as much as the optimizer would have.
+
+    It clips too: what it hands on is momentum of many steps, whose norm is no gradient's.
+    """
 
     def change(part: Any) -> Any:
-        mine = isinstance(part, MomentumCorrected) and part.momentum != momentum
-        return replace(part, momentum=momentum) if mine else part
+        if not isinstance(part, MomentumCorrected):
+            return part
+        clip = part.clip if part.clip is not None else settings.clip or None
+        return replace(part, momentum=settings.momentum, clip=clip)
 
     changed: Reducer = rebuilt(recipe, change)
     return changed

@@ -14,6 +14,7 @@ from thinwire.jobs.data.source import Batch, Data, MissingData
 
 SIZES = ("tiny", "small", "paper")
 FAKE = "fake"
+MOST_SEED = 2**32  # each rank's dropout has a thousand of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Settings:
     schedule: str = "cosine"  # constant, cosine, linear or milestones
     milestones: tuple[float, ...] = ()  # epochs at which the rate is multiplied by `gamma`
     gamma: float = 0.1
-    clip: float = 0.0  # largest norm of the averaged gradient; 0 is none
+    clip: float = 0.0  # largest norm of a gradient; 0 is none
     accumulate: int = 1  # batches a step
     precision: str = "fp32"  # or bf16, fp16: autocast
     loaders: int = 0  # processes that read ahead
@@ -54,6 +55,8 @@ class Settings:
         _one_of(self, "optimizer", ("sgd", "adam", "adamw"))
         _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones"))
         _one_of(self, "precision", ("fp32", "bf16", "fp16"))
+        if self.seed > MOST_SEED:
+            raise ValueError(f"seed must be at most {MOST_SEED}, got {self.seed}")
         for name in ("rate", "epsilon", "bucket_mb"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)!r}")

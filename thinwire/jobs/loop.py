@@ -18,7 +18,7 @@ from thinwire.jobs import saved
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, Shards, batches, in_order
-from thinwire.jobs.descent import factor, optimizer_of, with_momentum
+from thinwire.jobs.descent import corrects_momentum, factor, optimizer_of, with_momentum
 from thinwire.jobs.job import Task
 from thinwire.jobs.launch import Place, agreed
 from thinwire.jobs.tally import Tally
@@ -56,7 +56,8 @@ class Training:
         torch.manual_seed(settings.seed)
         self.net = task.net().to(place.device).train()
         recipe = run.reducer()
-        recipe = None if recipe is None else with_momentum(recipe, settings.momentum)
+        recipe = None if recipe is None else with_momentum(recipe, settings)
+        self.clip = 0.0 if corrects_momentum(recipe) else settings.clip
         self.optimizer = optimizer_of(self.net, settings, place.world, recipe)
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=scaled)
@@ -90,9 +91,9 @@ class Training:
                     total += self._backward(batch, len(part))
             else:
                 total += self._backward(batch, len(part))
-        if settings.clip:
+        if self.clip:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.net.parameters(), settings.clip)
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=False)
