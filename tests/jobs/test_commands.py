@@ -34,6 +34,7 @@ def call(*args: str):
      (["train", "mlp", "--out", "/proc/nothing"], "cannot write in /proc/nothing"),
      (["train", "mlp", "--resume", "/no/such/run"], "cannot read"),
      (["train", "mlp", "--set", "rate"], "--set takes name=value"),
+     (["train", "mlp", "--epochs", "1", "--steps", "1"], "in epochs or in steps, not both"),
      (["train", "mlp", "--set", "rate=-1"], "rate must be above 0"),
      (["compare", "mlp", "--recipe", "dense()", "--seeds", "a"], "--seeds are numbers"),
      (["prove", "mlp", "--recipe", "ddp"], "unknown recipe")],
@@ -45,9 +46,10 @@ def test_wrong_calls_are_one_line_and_exit_code_2(args, message):
     assert message in line
 
 
-def test_nothing_is_left_of_a_run_without_data(tmp_path):
-    result = call("train", "mlp", "--workers", "1", "--data", "/no/such/place", "--out",
-                  str(tmp_path / "run"))  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "compare", "prove"])
+def test_nothing_is_left_of_a_run_without_data(command, tmp_path):
+    result = call(command, "mlp", "--workers", "1", "--data", "/no/such/place", "--out",
+                  str(tmp_path / "some" / "run"), "--recipe", "topk()")  # fmt: skip
     assert result.exit_code == 2 and not list(tmp_path.iterdir())
 
 
@@ -62,7 +64,8 @@ def test_runs_that_differ_in_anything_have_folders_of_their_own():
 def test_training_leaves_a_whole_record(tmp_path):
     out = tmp_path / "run"
     result = call("train", "mlp", "--recipe", "topk(density=0.05)", "--steps", "30", "--workers",
-                  "2", "--out", str(out), "--set", "score_every=0.1")  # fmt: skip
+                  "2", "--out", str(out), "--set", "score_every=0.1", "--set",
+                  "save_every=0.2")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "accuracy" in result.output and 'recipe = "topk(density=0.05)"' in result.output
     records = logs.records(out / logs.LOG)
@@ -77,6 +80,12 @@ def test_training_leaves_a_whole_record(tmp_path):
     assert saved.steps(out) == [40]
     shorter = call("train", "mlp", "--resume", str(out), "--steps", "20")
     assert shorter.exit_code == 2 and "has taken 40 steps, more than the 20" in shorter.stderr
+    assert json.loads((out / logs.RESULT).read_text())["steps"] == 40
+    (out / logs.RESULT).unlink()  # as if it had been killed just before
+    for _ in range(2):
+        done = call("train", "mlp", "--resume", str(out))
+        assert done.exit_code == 0 and "examples a second" in done.output, done.output
+    assert json.loads((out / logs.RESULT).read_text())["step_seconds"] > 0
 
 
 @pytest.mark.slow
@@ -156,12 +165,15 @@ def test_compare_makes_one_table_and_one_page(tmp_path):
 
 @pytest.mark.slow
 def test_prove_tells_adtopk_from_topk(tmp_path):
-    asked = ["--recipe", "adtopk(density=0.05)", "--recipe", "topk(density=0.05)"]
+    forgets = "adtopk(density=0.05, memory=Residual(decay=0.0))"
+    asked = [word for call in ("adtopk(density=0.05)", "topk(density=0.05)", forgets)
+             for word in ("--recipe", call)]  # fmt: skip
     result = call("prove", "mlp", *asked, "--steps", "30", "--workers", "2", "--out", str(tmp_path))
     proofs = json.loads((tmp_path / "proof.json").read_text())
-    missing = {p["recipe"]: {v["what"]: v for v in p["verdicts"]}["rows missing"] for p in proofs}
-    assert missing["adtopk(density=0.05)"]["value"] == 0.0
-    assert missing["topk(density=0.05)"]["value"] > 0.0
+    found = {p["recipe"]: {v["what"]: v for v in p["verdicts"]} for p in proofs}
+    assert found["adtopk(density=0.05)"]["rows missing"]["value"] == 0.0
+    assert found["topk(density=0.05)"]["rows missing"]["value"] > 0.0
+    assert [found[call]["residual lost"]["held"] for call in found] == [True, True, False]
     assert result.exit_code == 1  # topk leaves rows out
     assert "violated" in result.output and (tmp_path / "proof.html").exists()
 

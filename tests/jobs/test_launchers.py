@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from thinwire.jobs import logs
+from thinwire.jobs import launch, logs
 from thinwire.jobs.launch import agreed, launched
 from thinwire.lab.collectives import mpirun
 from thinwire.lab.workers import Refused
@@ -36,6 +36,7 @@ def slurm(*args):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7",
+              "SLURM_STEP_NODELIST": "node[1-2]",
               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
     steps = [
         subprocess.Popen(
@@ -98,6 +99,13 @@ def test_launchers_are_recognised(variables, expected, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launched() == expected
+
+
+def test_without_scontrol_the_first_machine_must_be_given(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ValueError, match=r"first of the machines node\[1-2\]; set MASTER_ADDR"):
+        launch._first_host()
 
 
 def test_a_refusal_reaches_all_ranks_in_the_words_of_the_first(pool):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,9 @@ import torch
 
 from tests.processes import once
 from thinwire.jobs import config, logs, loop, runner, saved
+from thinwire.jobs.catalogue import find
+from thinwire.jobs.data.source import MissingData, Shards
+from thinwire.jobs.job import Source
 from thinwire.jobs.launch import Place
 from thinwire.lab.workers import Refused
 
@@ -73,6 +78,79 @@ def accumulated(rank, world):
         )
         assert outcome.steps == 1
     return [weights(net) for net in found]
+
+
+def refused(rank, world, folder, break_it):
+    """What a rank is told, how long it waited, and the steps that were saved."""
+    place, out, begin = Place(rank=rank, world=world), Path(folder), time.monotonic()
+    run, tell = made("topk(density=0.05)", steps=30), lambda record: None
+    if break_it == "torn file":
+        loop.train(place, replace(run, settings=replace(run.settings, steps=2)), out=out)
+        if rank == 1:
+            (out / "checkpoints" / "step-00000002" / "rank-1.pt").write_bytes(b"torn")
+        begin = time.monotonic()
+    elif break_it == "data":
+        loop.batches = _failing(loop.batches, 7 if rank == 1 else 1000)
+    elif break_it == "test data":
+        loop.batches = _failing(loop.batches, 1 if rank == 1 else 1000, of=list)
+    elif rank == 0:
+        tell = _full_at(5)
+    try:
+        loop.train(place, run, out=out, resume=break_it == "torn file", tell=tell)
+    except Refused as error:
+        return str(error), time.monotonic() - begin, saved.steps(out)
+    return "nothing"
+
+
+def _failing(batches, number, of=Shards):
+    """Batches of which this one cannot be read, where picks are of this kind."""
+
+    def cut(data, picks, loaders=0):
+        for count, batch in enumerate(batches(data, picks, loaders), 1):
+            if count == number and isinstance(picks, of):
+                raise MissingData("picture 7 is torn")
+            yield batch
+
+    return cut
+
+
+def _full_at(step):
+    def tell(record):
+        if record["step"] >= step:
+            raise Refused("cannot write log.jsonl: No space left")
+
+    return tell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("break_it", "message", "steps"),
+    [("torn file", r"^worker 1: .*rank-1.pt cannot be read", [2]),
+     ("data", "^worker 1: picture 7 is torn$", [6]),
+     ("test data", "^worker 1: picture 7 is torn$", [30]),
+     ("disk", "^cannot write log.jsonl: No space left$", [8])],
+)  # fmt: skip
+def test_what_one_rank_is_refused_ends_all_with_its_words(break_it, message, steps, tmp_path):
+    found = once(2, refused, str(tmp_path), break_it)
+    assert found[0][0] == found[1][0]
+    for words, seconds, kept in found:
+        assert re.search(message, words) and seconds < 20 and kept == steps
+
+
+def scored(rank, world):
+    training = loop.Training(made("dense()"), Place(rank=rank, world=world), _task())
+    return training.score()
+
+
+def _task():
+    return find("mlp").make("tiny", Source())
+
+
+@pytest.mark.slow
+def test_ranks_score_together_what_one_scores_alone(pool):
+    (alone,) = pool.run(1, scored)
+    for together in pool.run(3, scored):
+        assert together == pytest.approx(alone, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -157,6 +235,17 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):
     log._file = full.open("wb", buffering=0)
     with pytest.raises(Refused, match=r"cannot write .*log\.jsonl: No space left"):
         log.add({"step": 1})
+    if log._board is not None:
+        log = logs.Log(tmp_path, 0)
+        log._board._records._writer = full.open("wb", buffering=0)
+        with pytest.raises(Refused, match=r"cannot write beside .*log\.jsonl: No space left"):
+            log.add({"step": 1, "loss": 1.0})
+
+
+def test_a_place_to_write_is_looked_at_and_left_as_it_was(tmp_path):
+    logs.prepared(tmp_path / "a" / "b")
+    logs.prepared(tmp_path)
+    assert tmp_path.is_dir() and not list(tmp_path.iterdir())
 
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path):
@@ -171,14 +260,6 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     other = replace(run, size="small", settings=replace(run.settings, rate=0.3))
     with pytest.raises(Refused, match=r"holds a run with other settings \(rate, size\)"):
         runner.prepared(other, tmp_path, resume=True)
-
-
-def test_a_longer_run_goes_on_behind_its_result(tmp_path):
-    run = made("dense()")
-    for name, text in ((logs.LOG, "{}\n"), (logs.CONFIG, config.written(run)), (logs.RESULT, "{}")):
-        (tmp_path / name).write_text(text)
-    runner.prepared(made("dense()", steps=24), tmp_path, resume=True)
-    assert not (tmp_path / logs.RESULT).exists()
 
 
 def test_a_damaged_result_says_so(tmp_path):

@@ -70,6 +70,14 @@ def test_bad_files_are_one_message(tmp_path):
         config.read(tmp_path / "bad.toml")
 
 
+def test_epochs_that_are_asked_for_count_where_a_job_counts_in_steps(tmp_path):
+    assert config.made({"job": "mlp"}).settings.total(19) == 60
+    run = config.made({"job": "mlp", "settings": {"epochs": 2}})
+    assert run.settings.total(19) == 38
+    (tmp_path / "config.toml").write_text(config.written(run))
+    assert config.made(config.read(tmp_path / "config.toml")) == run
+
+
 def test_learning_rates():
     cosine = Settings(batch=1, rate=1.0, epochs=10, warmup=2)
     values = [factor(cosine, step, 100, 10) for step in range(100)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,12 +178,18 @@ def _merged(
     base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
 ) -> dict[str, Any]:
     """File, then flags, then --set."""
-    settings = base.get("settings", {}) | {k: v for k, v in given.items() if v is not None}
+    flagged = {k: v for k, v in given.items() if v is not None}
+    settings, asked = base.get("settings", {}) | flagged, set(flagged)
     for text in setting or []:
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set takes name=value, got {text!r}")
         settings[name] = _value(value)
+        asked.add(name)
+    if {"epochs", "steps"} <= asked:
+        raise ValueError("a length is given in epochs or in steps, not both")
+    if "epochs" in asked:  # over a job, or a file, that counts in steps
+        settings["steps"] = 0
     return base | {k: v for k, v in flags.items() if v is not None} | {"settings": settings}
 
 
@@ -244,13 +249,8 @@ def _run(
 
         if group.launched:
             return runner.launched(runs, prepare, on_report, book)
-        try:
-            prepare()
-            return runner.local(group.world, runs, runs[0][0].net, on_report, book)
-        finally:
-            for folder in (folder for _, folder in runs if folder is not None):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()  # of which nothing has come
+        prepare()
+        return runner.local(group.world, runs, runs[0][0].net, on_report, book)
 
 
 def _note(record: dict[str, Any], run: Run, workers: int) -> str:

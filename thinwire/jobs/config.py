@@ -61,7 +61,10 @@ def made(values: dict[str, Any]) -> Run:
     job, size = find(str(values.get("job"))), str(values.get("size", "tiny"))
     if size not in SIZES:
         raise ValueError(f"--size is one of {', '.join(SIZES)}, got {size!r}")
-    settings = settings_of(values.get("settings", {}), job.sizes[size])
+    given = values.get("settings", {})
+    if "epochs" in given and "steps" not in given:
+        given = given | {"steps": 0}
+    settings = settings_of(given, job.sizes[size])
     run = Run(
         job=str(values["job"]), size=size, recipe=str(values.get("recipe", "dense()")),
         settings=settings, data=values.get("data"), checkpoint=values.get("checkpoint"),

@@ -45,7 +45,8 @@ def join() -> Place:
     if found is None:
         raise ValueError("no launcher has started this process; give --workers")
     rank, world, local = found
-    os.environ.setdefault("MASTER_ADDR", _first_host())
+    if "MASTER_ADDR" not in os.environ:
+        os.environ["MASTER_ADDR"] = _first_host()
     os.environ.setdefault("MASTER_PORT", str(_port()))
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
@@ -81,12 +82,13 @@ def _first_host() -> str:
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     if nodes is None:
         return "127.0.0.1"
-    found = subprocess.run(
-        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False
-    )
-    if found.returncode or not found.stdout.split():
-        raise ValueError(f"cannot tell the first of the machines {nodes}; set MASTER_ADDR")
-    return found.stdout.split()[0]
+    ask = ["scontrol", "show", "hostnames", nodes]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        raise ValueError(
+            f"cannot tell the first of the machines {nodes}; set MASTER_ADDR"
+        ) from None
 
 
 def _port() -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ CONFIG, LOG, RESULT = "config.toml", "log.jsonl", "result.json"
 
 
 def prepared(out: Path) -> None:
-    """The folder, if things can be written in it."""
+    """Whether things can be written there; nothing is left behind."""
+    missing = [path for path in (out, *out.parents) if not path.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".probe"
@@ -26,12 +29,17 @@ def prepared(out: Path) -> None:
             probe.unlink(missing_ok=True)
     except OSError as error:
         raise Refused(f"cannot write in {out}: {error.strerror}; give another --out") from None
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def written(path: Path, text: str) -> None:
     """All of it or nothing."""
     part = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
@@ -78,7 +86,7 @@ class Log:
         kept = [r for r in records(self._path) if r.get("step", 0) <= after] if after else []
         written(self._path, "".join(json.dumps(plain(r)) + "\n" for r in kept))
         self._file = self._path.open("ab", buffering=0)
-        self._board = _writing(self._path, lambda: _board(out / "tensorboard", after))
+        self._board = _writing(self._path, lambda: Board.of(out / "tensorboard", after))
 
     def add(self, record: dict[str, Any]) -> None:
         line = (json.dumps(plain(record)) + "\n").encode()
@@ -91,17 +99,55 @@ class Log:
                 self._file.truncate(size)  # no torn line
             raise Refused(f"cannot write {self._path}: {error.strerror}") from None
         if self._board is not None:
-            _writing(self._path, lambda: self._draw(record))
-
-    def _draw(self, record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if name != "step" and isinstance(value, int | float):
-                self._board.add_scalar(name, value, record["step"])
+            board = self._board
+            _writing(self._path, lambda: board.add(record))
 
     def close(self) -> None:
         self._file.close()
         if self._board is not None:
-            _writing(self._path, self._board.close)
+            self._board.close()
+
+
+class Board:
+    """Curves for TensorBoard, each written when it is told.
+
+    The writer that comes with TensorBoard has a thread, of whose full disk nobody would hear.
+    """
+
+    def __init__(self, folder: Path, after: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        self._file = (folder / name).open("wb", buffering=0)
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        if after:  # what an interrupted run has drawn beyond is forgotten
+            began = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(step=after + 1, session_log=began)
+
+    @staticmethod
+    def of(folder: Path, after: int) -> Board | None:
+        """Where TensorBoard is installed."""
+        if importlib.util.find_spec("tensorboard") is None:
+            return None
+        return Board(folder, after)
+
+    def add(self, record: dict[str, Any]) -> None:
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in record.items()
+            if name != "step" and isinstance(value, int | float)
+        ]
+        self._write(step=record["step"], summary=self._summary(value=values))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, **content: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
 
 def _writing(path: Path, work: Callable[[], Any]) -> Any:
@@ -109,12 +155,3 @@ def _writing(path: Path, work: Callable[[], Any]) -> Any:
         return work()
     except OSError as error:
         raise Refused(f"cannot write beside {path}: {error.strerror}") from None
-
-
-def _board(folder: Path, after: int) -> Any:
-    """A TensorBoard writer, where TensorBoard is installed."""
-    try:
-        from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=after + 1 if after else None)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.engine.ddp import attach
 from thinwire.engine.sync import Sync
 from thinwire.jobs import saved
+from thinwire.jobs.ahead import Ahead, Tell
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, Shards, batches, in_order
@@ -26,7 +27,6 @@ from thinwire.lab.baselines import Baseline
 from thinwire.lab.workers import Refused
 from thinwire.protocols import Reducer
 
-Tell = Callable[[dict[str, Any]], None]
 Wrap = Callable[[Reducer], Reducer]
 
 
@@ -117,11 +117,12 @@ class Training:
         picks = in_order(size, 2 * self.run.settings.batch, place.rank, place.world)
         loader = batches(self.task.test, picks)
         self.net.eval()
+        rows: list[Tensor] = []
         with torch.no_grad():
             moved = (tuple(c.to(place.device) for c in batch) for batch in loader)
-            rows = self.task.rows(self.net, moved).cpu()
+            agreed(lambda: rows.append(self.task.rows(self.net, moved).cpu()))
         self.net.train()
-        return self.task.figures(_gathered(rows, place.world))
+        return self.task.figures(_gathered(rows[0], place.world))
 
     def sent(self) -> dict[str, Any]:
         if self.sync is not None:
@@ -145,21 +146,24 @@ class Training:
         saved.save(out, self.step, self.place.rank, shared, own)
 
     def load(self, out: Path) -> None:
-        shared, own = saved.load(out, self.place.rank, self.place.world)
-        try:
-            self.step = int(shared["step"])
-            self.net.load_state_dict(shared["model"])
-            self.optimizer.load_state_dict(shared["optimizer"])
-            self.scaler.load_state_dict(shared["scaler"])
-            self.tally.load(own["tally"], self.step)
-            if self.sync is not None:
-                self.sync.load_state_dict(own["sync"])
-            torch.set_rng_state(own["random"][0])
-            if self.place.device.type == "cuda":
-                torch.cuda.set_rng_state(own["random"][1], self.place.device)
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-            first = str(error).splitlines()[0]
-            raise Refused(f"the checkpoint in {out} is not of this run ({first})") from None
+        """On all ranks, none of which waits for one that cannot."""
+        read: list[dict[str, Any]] = []
+        agreed(lambda: read.extend(saved.load(out, self.place.rank, self.place.world)))
+        shared, own = read
+        agreed(lambda: _of_this_run(out, lambda: self._apply(shared, own)))
+        if self.sync is not None:
+            sync = self.sync
+            agreed(lambda: _of_this_run(out, lambda: sync.load_state_dict(own["sync"])))
+
+    def _apply(self, shared: dict[str, Any], own: dict[str, Any]) -> None:
+        self.step = int(shared["step"])
+        self.net.load_state_dict(shared["model"])
+        self.optimizer.load_state_dict(shared["optimizer"])
+        self.scaler.load_state_dict(shared["scaler"])
+        self.tally.load(own["tally"], self.step)
+        torch.set_rng_state(own["random"][0])
+        if self.place.device.type == "cuda":
+            torch.cuda.set_rng_state(own["random"][1], self.place.device)
 
     def _random(self) -> list[Tensor]:
         """What dropout will draw from."""
@@ -186,8 +190,7 @@ def train(
     task = _data(run, place.world)
     training = Training(run, place, task, wrap)
     if resume and out is not None:
-        folder = out
-        agreed(lambda: training.load(folder))
+        training.load(out)
         if training.step > training.total:
             raise Refused(
                 f"{out} has taken {training.step} steps, more than the {training.total} asked for; "
@@ -205,11 +208,21 @@ def train(
     )
 
 
+def _of_this_run(out: Path, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise Refused(f"the checkpoint in {out} is not of this run ({first})") from None
+
+
 def _data(run: Run, world: int) -> Task:
     """The task, if all ranks have it and have read the same; on several machines they may not."""
     made: list[Task] = []
     agreed(lambda: made.append(find(run.job).make(run.size, run.source())))
     (task,) = made
+    if len(task.test) == 0:
+        raise Refused("there is nothing to test with: the test data is shorter than one example")
     batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
     mine = [len(task.train), len(task.test), *(float(c.double().sum()) for c in batch[:5])]
     sums = torch.tensor(mine, dtype=torch.float64)
@@ -223,30 +236,34 @@ def _data(run: Run, world: int) -> Task:
 def _steps(
     training: Training, out: Path | None, tell: Tell, asked_to_stop: Callable[[], bool]
 ) -> dict[str, float]:
+    """All that are left. What one rank is refused on the way ends all after the same step."""
     settings, tally = training.run.settings, training.tally
     score_every = settings.of_epochs(settings.score_every, training.each)
     save_every = settings.of_epochs(settings.save_every, training.each)
     figures: dict[str, float] = {}
     scored, saved_at = -1, training.step  # what was just loaded need not be saved
-    parts = _parts(training)
+    ahead = Ahead(_parts(training), training.total - training.step, tell)
     while training.step < training.total and not tally.stopping:
         tally.begin()
-        loss = training.take(next(parts))
-        for record in tally.end(loss, asked_to_stop(), _counts(training)):
-            tell(record)
-        if score_every and training.step % score_every == 0:
-            figures, scored = training.score(), training.step
-            tell({**_counts(training), "elapsed": tally.seconds, **figures})
-        if out is not None and save_every and training.step % save_every == 0:
+        loss = training.take(ahead.next())
+        ahead.tell(tally.end(loss, asked_to_stop() or ahead.refused, _counts(training)))
+        score = score_every and training.step % score_every == 0
+        save = out is not None and save_every and training.step % save_every == 0
+        if score or save:
+            ahead.tell(tally.flush())
+        if save and out is not None:  # before the score, which may be refused
             training.save(out)
             saved_at = training.step
-    for record in tally.flush():
-        tell(record)
-    if training.step >= training.total and scored != training.step:
-        figures = training.score()
-        tell({**_counts(training), "elapsed": tally.seconds, **figures})
+        if score:
+            figures, scored = training.score(), training.step
+            ahead.tell([{**_counts(training), "elapsed": tally.seconds, **figures}])
+    ahead.tell(tally.flush())
     if out is not None and saved_at != training.step:
         training.save(out)
+    if training.step >= training.total and scored != training.step:
+        figures = training.score()
+        ahead.tell([{**_counts(training), "elapsed": tally.seconds, **figures}])
+    agreed(ahead.complain)
     return figures
 
 

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,22 @@ def launched(
 ) -> list[Outcome]:
     """In the group that a launcher has started this process in; signals end it after a step."""
     asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        asked.append(number)
+        signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda n, frame: asked.append(n))
+        signal.signal(number, ask)
     place = launch.join()
     try:
         launch.agreed(prepare if place.rank == 0 else lambda: None)
         said = report if place.rank == 0 else lambda message: None
         return _all(place, runs, said, lambda: bool(asked), "launcher", book)
+    except Refused:
+        raise
+    except ValueError as error:  # no refusal, which all ranks agree on: show where it comes from
+        raise RuntimeError(f"worker {place.rank} failed") from error
     finally:
         dist.destroy_process_group()
 
@@ -81,18 +91,15 @@ def prepared(run: Run, out: Path, resume: bool) -> None:
     begun = saved.steps(out) or (out / logs.LOG).exists()
     if begun and not resume:
         raise Refused(f"{out} holds a run already; give --resume {out} to go on, or another --out")
-    if not begun:
-        return
-    changed = _differences(config.made(config.read(out / logs.CONFIG)), run)
+    changed = _changed(run, out) if begun else set()
     if changed - LENGTHS:
         names = ", ".join(sorted(changed - LENGTHS))
         raise Refused(f"{out} holds a run with other settings ({names}); give another --out")
-    if changed & {"epochs", "steps"}:
-        (out / logs.RESULT).unlink(missing_ok=True)  # there is more to do
 
 
-def _differences(one: Run, other: Run) -> set[str]:
-    """Names of what is not the same in two runs."""
+def _changed(run: Run, out: Path) -> set[str]:
+    """Names of what is not the same in this run and in the one that the folder holds."""
+    one, other = config.made(config.read(out / logs.CONFIG)), run
     apart = {f.name for f in fields(Run) if getattr(one, f.name) != getattr(other, f.name)}
     first, second = asdict(one.settings), asdict(other.settings)
     return (apart - {"settings"}) | {name for name in first if first[name] != second[name]}
@@ -135,9 +142,16 @@ def _all(
         outcomes.append(outcome)
         if not outcome.finished:
             break
-        if book is not None and out is not None and place.rank == 0:
-            ledger.append(book, Line.of(run, place.world, net, outcome, out))
+        if out is not None:
+            kept = partial(_kept, run, out, outcome, place.world, net, book)
+            launch.agreed(kept if place.rank == 0 else lambda: None)
     return outcomes
+
+
+def _kept(run: Run, out: Path, outcome: Outcome, world: int, net: str, book: Path | None) -> None:
+    logs.written(out / logs.RESULT, json.dumps(logs.plain(asdict(outcome)), indent=2) + "\n")
+    if book is not None:
+        ledger.append(book, Line.of(run, world, net, outcome, out))
 
 
 def _numbered(report: Report, number: int) -> Report:
@@ -153,7 +167,8 @@ def _standing(place: Place, run: Run, out: Path | None) -> int:
     def look() -> None:
         if run.recipe in AFRESH and result(out) is None:
             saved.drop(out)
-        found[0] = DONE if result(out) is not None else BEGUN if saved.steps(out) else NEW
+        done = result(out) is not None and not _changed(run, out) & {"epochs", "steps"}
+        found[0] = DONE if done else BEGUN if saved.steps(out) else NEW
 
     launch.agreed(look if place.rank == 0 else lambda: None)
     dist.broadcast(found, 0)
@@ -180,9 +195,8 @@ def _one(
             last = time.monotonic()
             report(record)
 
-    outcome = loop.train(place, run, out=out, resume=resume, tell=tell, asked_to_stop=asked)
-    if log is not None:
-        log.close()
-    if out is not None and place.rank == 0 and outcome.finished:
-        logs.written(out / logs.RESULT, json.dumps(logs.plain(asdict(outcome)), indent=2) + "\n")
-    return outcome
+    try:
+        return loop.train(place, run, out=out, resume=resume, tell=tell, asked_to_stop=asked)
+    finally:
+        if log is not None:
+            log.close()

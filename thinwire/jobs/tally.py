@@ -27,16 +27,11 @@ class Tally:
         self.stopping = False
         self.resumed = 0  # steps that another process has taken
         self._before: dict[str, Any] = {}
-        self._seconds_before = 0.0
+        self.seconds = 0.0  # of training: without scoring and saving
         self._losses: list[float] = []
-        self._seconds: list[float] = []
+        self._each: list[float] = []  # seconds of every step
         self._begin = 0.0
         self._pending: tuple[Any, Tensor, dict[str, Any]] | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Of training: without scoring and saving."""
-        return self._seconds_before + sum(self._seconds)
 
     def begin(self) -> None:
         self._begin = time.perf_counter()
@@ -46,9 +41,10 @@ class Tally:
         known = self.flush()
         both = torch.tensor([float(loss), float(stop)], dtype=torch.float64)
         work = dist.all_reduce(both, group=self._group, async_op=True)
-        self._seconds.append(time.perf_counter() - self._begin)
+        self._each.append(time.perf_counter() - self._begin)
+        self.seconds += self._each[-1]
         self._pending = work, both, {
-            **counts, "elapsed": self.seconds, "seconds": self._seconds[-1]
+            **counts, "elapsed": self.seconds, "seconds": self._each[-1]
         }  # fmt: skip
         return known
 
@@ -76,23 +72,21 @@ class Tally:
             "loss": statistics.mean(self._losses[-few:]) if self._losses else float("nan"),
             "first_loss": statistics.mean(self._losses[:few]) if self._losses else float("nan"),
             "seconds": self.seconds,
-            "step_seconds": statistics.median(self._seconds) if self._seconds else 0.0,
+            "step_seconds": statistics.median(self._each),
             "metrics": _together(self._before, sent),
         }
 
     def state(self, sent: dict[str, Any]) -> dict[str, Any]:
-        """A step whose loss is not known yet is known to whoever waits for it."""
-        if self._pending is not None:
-            self._pending[0].wait()
-        late = [] if self._pending is None else [float(self._pending[1][0]) / self._world]
+        """For `load`; everything must have been told."""
+        assert self._pending is None, "flush before you save"
         return {
-            "seconds": self.seconds,
-            "losses": self._losses + late,
+            "seconds": self.seconds, "each": self._each, "losses": self._losses,
             "sent": self.whole(sent),
-        }
+        }  # fmt: skip
 
     def load(self, state: dict[str, Any], step: int) -> None:
-        self._seconds_before, self._losses = state["seconds"], list(state["losses"])
+        self.seconds, self._each = state["seconds"], list(state["each"])
+        self._losses = list(state["losses"])
         self._before, self.resumed = dict(state["sent"]), step
 
 

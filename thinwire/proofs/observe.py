@@ -44,8 +44,10 @@ class Note:
     density: float  # entries this rank chose and that arrived, of all
     share: float  # the same of all ranks, of entries that were not zero
     mass: float  # |mean - average of sent| / |mean x|: the law
-    kept: float  # what came back of what the step before had left, as a factor: 1, or its decay
-    carried: float  # |what came back - kept * what was left| / |what was left|
+    lost: (
+        float  # (left - what came back) . x / |x|^2 of the step before: 0, or rounding that is fair
+    )
+    strange: float  # |what came back that was not left| / |what was left|
     contraction: float  # |x - sent|^2 / |x|^2, mean over ranks
     bound: float  # 1 - k/n, likewise; 1 where nothing is left out
     xi: float  # |C(mean x) - mean| / |mean gradient|
@@ -67,7 +69,7 @@ class Observer:
 
     every: int = 10
     notes: list[Note] = field(default_factory=list)
-    left: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    before: dict[str, tuple[int, Tensor, Tensor]] = field(default_factory=dict)  # step, x, left
     largest: dict[str, float] = field(default_factory=dict)  # |gradient| of every parameter
     loosest: dict[str, float] = field(default_factory=dict)  # and its contraction
 
@@ -108,13 +110,13 @@ class Observer:
         bound = 1 - mine / max(1, there) if share < WHOLE else 1.0
         contraction = _mean(torch.tensor([ratio, bound]), comm)
         kept = int((mean != 0).sum())
-        came_back = self._carried(step, slot, x - grad, _norm(x))
+        lost, strange = self._came_back(step, slot, x - grad)
         residual = _worst(torch.tensor(self._residual(slot, left, ratio, bound)), comm)
-        self.left[slot.name] = (step, left)
+        self.before[slot.name] = (step, x, left)
         return Note(
             step=step, name=slot.name, numel=n, rows=rows, density=mine / n, share=share,
             mass=_norm(mean - mean_sent) / max(_norm(mean_x), TINY),
-            kept=came_back[0], carried=came_back[1],
+            lost=lost, strange=strange,
             contraction=float(contraction[0]), bound=float(contraction[1]),
             xi=_norm(alone - mean) / max(_norm(_mean(grad, comm)), TINY),
             delta=_square(mean_x - mean) / max((1 - kept / n) * _square(mean_x), TINY)
@@ -134,16 +136,16 @@ class Observer:
         limit = 2 * math.sqrt(lost) / (1 - lost) if lost < 1 else math.inf
         return [size / limit, size, limit]
 
-    def _carried(self, step: int, slot: Slot, added: Tensor, size: float) -> tuple[float, float]:
-        """Which part of what was left came back, and how far the rest of what came is from it.
+    def _came_back(self, step: int, slot: Slot, added: Tensor) -> tuple[float, float]:
+        """How much of x did not come back of what was left of it, and how much else came.
 
         Not a number if that was not seen, or was mere rounding.
         """
-        before, left = self.left.get(slot.name, (-9, added))
-        if before != step - 1 or _norm(left) <= 1e-4 * size:
+        before, x, left = self.before.get(slot.name, (-9, added, added))
+        if before != step - 1 or _norm(left) <= 1e-4 * _norm(x):
             return math.nan, math.nan
-        kept = float((added.double() * left.double()).sum()) / _square(left)
-        return kept, _norm(added - kept * left) / _norm(left)
+        kept = _dot(added, left) / _square(left)
+        return _dot(left - added, x) / _square(x), _norm(added - kept * left) / _norm(left)
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,12 @@ def _missing(votes: Tensor, sizes: Tensor) -> float:
     return float(silent.sum()) / max(1, int(there.sum()))
 
 
+def _dot(x: Tensor, y: Tensor) -> float:
+    return float((x.double() * y.double()).sum())
+
+
 def _square(x: Tensor) -> float:
-    return float(x.double().square().sum())
+    return _dot(x, x)
 
 
 def _norm(x: Tensor) -> float:

@@ -12,7 +12,6 @@ from thinwire.combinators import memories
 from thinwire.proofs.observe import Note, Observer, observed
 from thinwire.proofs.verdict import Verdict, verdicts
 from thinwire.protocols import Reducer
-from thinwire.schedule import at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +32,7 @@ class Study:
 
     def __init__(self, recipe: Reducer, every: int) -> None:
         self._observer = Observer(every=every)
-        kept = [getattr(memory, "decay", 1.0) for memory in memories(recipe)]
-        self._decay = min((at(decay, 0) for decay in kept), default=None)
+        self._remembers = bool(memories(recipe))
         self._divergence = 0.0
 
     def wrap(self, recipe: Reducer) -> Reducer:
@@ -46,7 +44,7 @@ class Study:
 
     def proof(self, name: str) -> Proof:
         notes = self._observer.notes
-        found = verdicts(notes, self._divergence, self._decay)
+        found = verdicts(notes, self._divergence, self._remembers)
         return Proof(recipe=name, notes=notes, verdicts=found)
 
 

@@ -35,18 +35,15 @@ class Verdict:
         return self.limit - self.value
 
 
-def verdicts(notes: Sequence[Note], divergence: float, decay: float | None = 1.0) -> list[Verdict]:
-    """The table of one recipe; `divergence` is the largest difference between replicas.
-
-    `decay` is what its memory keeps of a residual; None if it has none.
-    """
+def verdicts(notes: Sequence[Note], divergence: float, remembers: bool = True) -> list[Verdict]:
+    """The table of one recipe; `divergence` is the largest difference between replicas."""
     sparse = [n for n in notes if n.sparse]
     sliced = [n for n in sparse if n.rows > 1]
     return [
         _at_most("replicas differ by", divergence, 0.0, "parameters are the same on all ranks"),
         _at_worst("mass lost", notes, lambda n: n.mass, ROUNDING,
                   "the mean is the average of what ranks sent: the conservation law"),
-        _carried(notes, decay),
+        _lost(notes, remembers),
         _on_average("contraction over bound", notes, lambda n: n.contraction - n.bound, ROUNDING,
                     "|x - C(x)|^2 <= (1 - k/n) |x|^2 (Stich et al. 2018); <= |x|^2 if all is sent"),
         _xi(sparse, notes),
@@ -60,13 +57,11 @@ def verdicts(notes: Sequence[Note], divergence: float, decay: float | None = 1.0
     ]  # fmt: skip
 
 
-def _carried(notes: Sequence[Note], decay: float | None) -> Verdict:
-    """What a memory should have kept and has not, or something else that came with it."""
-    about = "what was not sent comes back in the next step: error feedback"
-    if decay is None:
-        return _told("residual lost", 1.0, f"{about}; this recipe has no memory")
-    return _at_worst("residual lost", notes, lambda n: max(abs(decay - n.kept), n.carried),
-                     ROUNDING, about)  # fmt: skip
+def _lost(notes: Sequence[Note], remembers: bool) -> Verdict:
+    """Without a memory, only what is rounded up as often as down comes back: on average."""
+    about = "what was not sent comes back in the next step, or is rounding that is fair"
+    asked = _at_worst if remembers else _on_average
+    return asked("residual lost", notes, lambda n: max(n.lost, n.strange), ROUNDING, about)
 
 
 def _xi(sparse: Sequence[Note], notes: Sequence[Note]) -> Verdict:

@@ -1,0 +1,54 @@
+"""One rank's trouble on the way: noticed early enough that all ranks end after the same step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from thinwire.jobs.data.source import Batch
+from thinwire.jobs.launch import agreed
+from thinwire.lab.workers import Refused
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Ahead:
+    """The batches of the next two steps, and what this rank was refused: data, a place to write.
+
+    The wish to stop takes a step to arrive, so a batch must be known to be there two steps early.
+    """
+
+    def __init__(self, parts: Iterator[list[Batch]], left: int, tell: Tell) -> None:
+        self._tell, self._problem = tell, ""
+        self._parts, self._left, self._ready = parts, left, deque[list[Batch]]()
+        self._fetch(2)
+        agreed(self.complain)  # what cannot even begin
+
+    @property
+    def refused(self) -> bool:
+        return bool(self._problem)
+
+    def next(self) -> list[Batch]:
+        part = self._ready.popleft()
+        self._fetch(1)
+        return part
+
+    def tell(self, records: list[dict[str, Any]]) -> None:
+        try:
+            for record in records if not self._problem else ():
+                self._tell(record)
+        except Refused as error:
+            self._problem = str(error)
+
+    def complain(self) -> None:
+        if self._problem:
+            raise Refused(self._problem)
+
+    def _fetch(self, count: int) -> None:
+        try:
+            for _ in range(min(count, self._left) if not self._problem else 0):
+                self._ready.append(next(self._parts))
+                self._left -= 1
+        except Refused as error:
+            self._problem = str(error)
