@@ -62,6 +62,17 @@ def test_runs_with_other_settings_stand_in_another_table(tmp_path):
     }  # fmt: skip
 
 
+def test_what_only_shares_a_name_is_another_run(tmp_path):
+    book = tmp_path / ledger.NAME
+    for data, checkpoint in (("/a/wiki", None), ("/b/wiki", None), ("/a/wiki", "/c/start")):
+        run = config.made({"job": "gpt2", "recipe": "dense()", "data": data,
+                           "checkpoint": checkpoint})  # fmt: skip
+        ledger.append(book, Line.of(run, 4, "none", outcome("dense()", 0.5), Path("nowhere")))
+    lines = ledger.read([book])
+    assert len(lines) == 3 and "gpt2 from start, tiny, wiki" in lines[2].place
+    assert not any(part in book.read_text() for part in ("/a/", "/b/", "/c/"))
+
+
 def test_a_line_that_a_killed_process_owes_is_written_once(tmp_path):
     book = tmp_path / ledger.NAME
     for _ in range(2):

@@ -1,13 +1,20 @@
-"""Networks have as many parameters as their papers say; counted on the meta device."""
+"""Networks and settings are those of the papers; checkpoints, losses and figures."""
 
 from __future__ import annotations
 
+import math
+import shutil
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+from thinwire.jobs import hearing, hub, language, recurrent, understanding
 from thinwire.jobs.catalogue import JOBS, find
+from thinwire.jobs.data import text
+from thinwire.jobs.data.source import MissingData
 from thinwire.jobs.job import SIZES, Source
 
 PUBLISHED = {
@@ -56,3 +63,102 @@ def test_ok_topks_untied_bert_is_the_tied_one_and_another_embedding():
 def test_unknown_jobs_are_named_with_those_there_are():
     with pytest.raises(ValueError, match="unknown job 'resnet18'; known are mlp, mnist, resnet20"):
         find("resnet18")
+
+
+PAPERS = {  # as the papers' scripts have them; ../shared/spec tells where
+    "resnet20": ("sgd", 32, 0.1, 141, 0.9, 1e-4, "milestones", (81, 122)),
+    "vgg16": ("sgd", 16, 0.1, 161, 0.9, 1e-4, "milestones", (81, 122, 155)),
+    "resnet50": ("sgd", 32, 0.0125, 80, 0.9, 5e-5, "milestones", (30, 60)),
+    "resnet152": ("sgd", 32, 0.0125, 80, 0.9, 5e-5, "milestones", (30, 60)),
+    "vit": ("adamw", 32, 5e-5, 80, 0.9, 0.0, "linear", ()),
+    "lstm-lm": ("sgd", 20, 1.0, 50, 0.0, 0.0, "constant", ()),
+    "lstm-an4": ("sgd", 2, 1e-3, 100, 0.9, 1e-4, "milestones", tuple(range(1, 100))),
+    "gpt2": ("adamw", 2, 5e-5, 30, 0.9, 0.0, "linear", ()),
+    "squad": ("adamw", 4, 3e-5, 3, 0.9, 0.01, "linear", ()),
+    "squad-large": ("adamw", 4, 3e-5, 30, 0.9, 0.01, "linear", ()),
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_hyper_parameters_at_paper_size(name):
+    s = find(name).sizes["paper"]
+    assert (s.optimizer, s.batch, s.rate, s.epochs, s.momentum, s.weight_decay, s.schedule,
+            s.milestones) == PAPERS[name]  # fmt: skip
+    assert s.rate_by_workers is (name in ("resnet50", "resnet152"))
+    assert s.warmup == {"resnet20": 10, "vgg16": 10, "resnet50": 5, "resnet152": 5, "squad": 0.3,
+                        "squad-large": 3}.get(name, 0)  # fmt: skip
+    assert s.clip == {"lstm-lm": 0.25, "lstm-an4": 400, "squad": 1, "squad-large": 1}.get(name, 0)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-large"])
+def test_hyper_parameters_of_pretraining(name):
+    s = find(name).sizes["paper"]
+    assert (s.optimizer, s.batch, s.rate, s.steps, s.warmup_steps, s.weight_decay, s.schedule,
+            s.epsilon) == ("adamw", 8, 2e-4, 286_720, 28_672, 0.01, "linear", 1e-6)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved_gpt2(tmp_path_factory):
+    """What `--checkpoint` takes: a network and its tokenizer."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    source, _ = text.library(30_000)
+    learnt = text.pieces(source, 300)
+    net = hub.gpt2(32, 1, 2, learnt.get_vocab_size(), 32)
+    net.save_pretrained(folder)
+    learnt.save(str(folder / "tokenizer.json"))
+    return folder, net
+
+
+def test_a_checkpoint_is_where_training_begins(saved_gpt2):
+    folder, net = saved_gpt2
+    task = find("gpt2").make("tiny", Source(checkpoint=folder))
+    theirs = task.net().state_dict()
+    assert all(torch.equal(theirs[name], mine) for name, mine in net.state_dict().items())
+    assert int(task.train.stream.max()) < net.config.vocab_size
+
+
+def test_a_checkpoint_of_another_kind_or_a_damaged_one_is_refused(saved_gpt2, tmp_path):
+    folder, _ = saved_gpt2
+    with pytest.raises(MissingData, match=r"holds a gpt2.*; this job continues a bert"):
+        hub.bert(32, 1, 2, 300, task="pretraining", checkpoint=folder)
+    with pytest.raises(MissingData, match=r"has no model.safetensors; expected a checkpoint"):
+        hub.gpt2(32, 1, 2, 300, 32, tmp_path)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(folder / name, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(MissingData, match="cannot be loaded"):
+        hub.gpt2(32, 1, 2, 300, 32, tmp_path)
+
+
+def test_speech_is_scored_by_whole_recordings_and_silence_behind_them_changes_nothing():
+    """As Ok-Topk's rate is meant: the loss is a recording's, not a letter's."""
+    torch.manual_seed(0)
+    scores, letters = torch.randn(2, 30, 29), torch.randint(1, 29, (2, 8))
+    steps, lengths = torch.tensor([30, 25]), torch.tensor([8, 5])
+    each = [
+        F.ctc_loss(scores[i, : steps[i], None].log_softmax(2), letters[i : i + 1, : lengths[i]],
+                   steps[i : i + 1], lengths[i : i + 1], reduction="sum")
+        for i in range(2)
+    ]  # fmt: skip
+    loss = recurrent.ctc_loss(scores, steps, letters, lengths)
+    assert float(loss) == pytest.approx(float(sum(each)) / 2, rel=1e-5)
+    net = recurrent.SpeechLstm(16, 2, 2).eval()
+    sounds, frames = torch.randn(1, 1, 161, 60), torch.tensor([60])
+    padded = F.pad(sounds, (0, 24))
+    with torch.no_grad():
+        (alone, count), (longer, same) = net(sounds, frames), net(padded, frames)
+    assert torch.equal(count, same)
+    assert torch.allclose(alone[0, : int(count)], longer[0, : int(count)], atol=1e-5)
+
+
+def test_figures_of_rows_that_were_counted():
+    rows = torch.tensor([[1.0, 2.0, 3.0, 10.0], [1.0, 2.0, 1.0, 10.0]])
+    assert hearing._heard_figures(rows) == {"wer": 0.5, "cer": 0.2}
+    found = language._perplexity(torch.tensor([[4.0, 3.0], [2.0, 3.0]]))
+    assert found == pytest.approx({"perplexity": math.e, "test_loss": 1.0})
+    # question, how sure, exact, F1: of each question's windows the surest one counts
+    answers = [[0, 0.1, 1.0, 1.0], [0, 0.9, 0.0, 0.5], [1, -3.0, 1.0, 1.0]]
+    found = understanding._answer_figures(torch.tensor(answers))
+    assert found == {"f1": 0.75, "exact_match": 0.5}
+    bert = understanding._bert_figures(torch.tensor([[6.0, 1.0, 4.0, 2.0, 3.0, 4.0]]))
+    assert bert == {"test_loss": 2.0, "masked_accuracy": 0.25, "next_accuracy": 0.75}

@@ -72,7 +72,7 @@ JOBS = {
     "lstm-an4": Job(
         about="LSTM speech with CTC, AN4 (Ok-Topk)", data=speech.LAYOUT, make=lstm_an4,
         sizes={"tiny": quick(8, 3e-3, 24, optimizer="adam"),
-               "small": Settings(batch=8, rate=1e-3, epochs=20, optimizer="adam", clip=10.0),
+               "small": Settings(batch=8, rate=1e-3, epochs=20, optimizer="adam", clip=100.0),
                "paper": _AN4},
     ),
 }  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from thinwire.jobs.data.source import MissingData
+from thinwire.lab.workers import Refused
 
 LAYOUT = "a checkpoint folder with config.json, model.safetensors and tokenizer.json"
 
@@ -87,8 +88,10 @@ def bert(
 
 def _library() -> Any:
     """Loaded when first needed: it takes a while."""
-    import transformers
-
+    try:
+        import transformers
+    except ImportError:
+        raise Refused("this job needs transformers: pip install 'thinwire[jobs]'") from None
     return transformers
 
 
@@ -98,10 +101,18 @@ def _loaded(kind: Any, folder: Path, classes: int | None = None) -> nn.Module:
         raise MissingData(f"{folder} has no model.safetensors; expected {LAYOUT}")
     head = {} if classes is None else {"num_labels": classes, "ignore_mismatched_sizes": True}
     try:
-        net: nn.Module = kind.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **head
-        )
+        found = _library().AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        net, read = kind.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32,
+            output_loading_info=True, **head,
+        )  # fmt: skip
     except Exception as error:  # torn, foreign, of another model: all of them say it differently
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MissingData(f"{folder} cannot be loaded ({first}); expected {LAYOUT}") from None
-    return net
+    wanted = kind.config_class.model_type
+    missing = [name for name in read["missing_keys"] if name.startswith(net.base_model_prefix)]
+    if found != wanted or missing:
+        lacks = f", without {missing[0]} and more" if missing else ""
+        raise MissingData(f"{folder} holds a {found}{lacks}; this job continues a {wanted}")
+    loaded: nn.Module = net
+    return loaded

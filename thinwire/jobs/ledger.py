@@ -2,13 +2,15 @@
 
     {"job": "resnet20", ..., "seed": 0, "settings": {...}, "outcome": {...}, "scores": [{...}]}
 
-`settings` are all others of the run, `outcome` is what `result.json` holds, `scores` are those the
-run had on its way. A run that is done twice has two lines; the last one counts.
+Paths are told by their last part. `settings` are all others of the run, `outcome` is what
+`result.json` holds, `scores` are those the run had on its way. A run that is done twice has two
+lines; the last one counts.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -37,6 +39,8 @@ class Line:
     settings: dict[str, Any]
     outcome: Outcome
     scores: list[dict[str, float]] = field(default_factory=list)
+    checkpoint: str | None = None
+    origin: str = ""  # a digest of where data and checkpoint lay: names alone may be the same
 
     @staticmethod
     def of(run: Run, workers: int, net: str, outcome: Outcome, out: Path) -> Line:
@@ -47,16 +51,18 @@ class Line:
                   if outcome.figures.keys() <= record.keys()]  # fmt: skip
         settings = json.loads(json.dumps(asdict(run.settings)))  # lists, as they will be read
         settings.pop("seed")
-        data = None if run.data is None else Path(run.data).name  # not where it lies on this disk
+        names = [None if path is None else Path(path).name for path in (run.data, run.checkpoint)]
+        paths = "\n".join(str(Path(path).absolute()) for path in (run.data, run.checkpoint) if path)
         return Line(
-            job=run.job, size=run.size, workers=workers, net=net, data=data,
+            job=run.job, size=run.size, workers=workers, net=net, data=names[0],
             seed=run.settings.seed, settings=settings, outcome=outcome, scores=scores,
+            checkpoint=names[1], origin=hashlib.sha256(paths.encode()).hexdigest()[:8],
         )  # fmt: skip
 
     @property
     def key(self) -> str:
         """Which run this is, whatever it gave."""
-        which = (self.place, self.settings, self.outcome.recipe, self.seed)
+        which = (self.place, self.origin, self.settings, self.outcome.recipe, self.seed)
         return json.dumps(which, sort_keys=True)
 
     @property
@@ -64,7 +70,8 @@ class Line:
         """What lines of one table have in common."""
         links = "loopback" if self.net == "none" else self.net
         data = "embedded data" if self.data is None else self.data
-        return f"{self.job}, {self.size}, {data}, {self.workers} workers, {links}"
+        start = "" if self.checkpoint is None else f" from {self.checkpoint}"
+        return f"{self.job}{start}, {self.size}, {data}, {self.workers} workers, {links}"
 
 
 def append(path: Path, line: Line) -> None:

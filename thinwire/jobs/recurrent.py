@@ -82,6 +82,12 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def ctc_loss(scores: Tensor, steps: Tensor, letters: Tensor, lengths: Tensor) -> Tensor:
-    """Connectionist temporal classification: the letters in their order, wherever they are."""
+    """Connectionist temporal classification: the letters in their order, wherever they are.
+
+    Of a whole recording, as Ok-Topk's rate and clipping are meant; torch would divide by length.
+    """
     likely = scores.log_softmax(dim=2).transpose(0, 1)
-    return torch.nn.functional.ctc_loss(likely, letters, steps, lengths, zero_infinity=True)
+    total = torch.nn.functional.ctc_loss(
+        likely, letters, steps, lengths, reduction="sum", zero_infinity=True
+    )
+    return total / len(lengths)
