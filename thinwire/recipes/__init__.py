@@ -50,7 +50,7 @@ __all__ = [  # noqa: RUF022  (the order in which people read them)
 ]  # fmt: skip
 
 SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")
-MEMORIES = ("MomentumCorrected", "Residual")
+MEMORIES = ("AdamCorrected", "MomentumCorrected", "Residual")
 RULES = ("small", "vectors")
 
 
