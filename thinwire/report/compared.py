@@ -153,7 +153,7 @@ def curves(axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, 
                   linestyle=DASHES[place // len(HUES) % len(DASHES)])  # fmt: skip
         named.add(recipe)
     axes.set_xlabel(LABELS[x])
-    if x == "bytes_sent":
+    if x == "bytes_sent" and any(r[x] > 0 for _, records in runs for r in records):
         axes.set_xscale("log")
 
 
@@ -197,7 +197,8 @@ def _bars(entries: Sequence[Entry]) -> Any:
             for entry in chosen]  # fmt: skip
     right.barh(names, sent, color=HUES[1])
     right.set_xlabel("KB a step from a worker")
-    right.set_xscale("log")
+    if any(sent):  # one worker sends nothing
+        right.set_xscale("log")
     for axes in (left, right):
         plain(axes)
     return figure
