@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
+from thinwire.cli.train import _note
 from thinwire.jobs import config, ledger, logs, runner, saved
 from thinwire.lab import netns
 
@@ -209,6 +210,15 @@ def _wait(ready, seconds: float = 60.0) -> None:
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_the_bar_tells_loss_throughput_bytes_and_density():
+    run = config.made({"job": "mlp", "settings": {"batch": 16, "accumulate": 2}})
+    record = {"step": 3, "total": 9, "density": 0.0123, "bytes_sent": 2_500_000, "elapsed": 1.0,
+              "seconds": 0.5, "loss": 1.23456}  # fmt: skip
+    assert _note(record, run, 4) == "loss 1.235, 256/s, 2.5 MB, 1.2 %"
+    score = {k: record[k] for k in ("step", "total", "density", "bytes_sent", "elapsed")}
+    assert _note(score | {"accuracy": 0.5}, run, 4) == "accuracy 0.5"
 
 
 def test_the_command_line_lists_the_jobs():

@@ -20,29 +20,35 @@ from thinwire.jobs.job import Source
 from thinwire.jobs.launch import Place
 from thinwire.lab.workers import Refused
 
-RECIPES = (
-    "topk(density=0.05)",
-    "dgc(density=0.05)",
-    "acpsgd(rank=2)",
-    "oktopk(density=0.05)",
-    "ddp",
+RUNS = (
+    ("topk(density=0.05)", {}),
+    ("dgc(density=0.05)", {}),
+    ("acpsgd(rank=2)", {}),
+    ("oktopk(density=0.05)", {}),
+    ("ddp", {"loaders": 1}),
+    # batch norm, mixed precision, a loss scale, clipping
+    ("topk(density=0.05)", {"job": "resnet20", "precision": "fp16", "clip": 1.0}),
+    # dropout, Adam, several batches a step
+    ('topk(density=0.05, memory="adam")', {"job": "gpt2", "accumulate": 2}),
+    ("adtopk(density=Ramp(start=0.5, end=0.05, steps=9), interleave=True)", {"job": "gpt2"}),
 )
 
 
-def made(recipe: str, **settings):
-    return config.made({"job": "mlp", "size": "tiny", "recipe": recipe,
+def made(recipe: str, job: str = "mlp", **settings):
+    return config.made({"job": job, "size": "tiny", "recipe": recipe,
                         "settings": {"steps": 12, "save_every": 0, **settings}})  # fmt: skip
 
 
 def weights(net):
-    return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
+    """And running means."""
+    return torch.cat([t.detach().double().reshape(-1) for t in net.state_dict().values()])
 
 
-def straight_and_resumed(rank, world, recipe, folder):
+def straight_and_resumed(rank, world, recipe, options, folder):
     """The weights of a run in one go, and of one that was stopped after step 7."""
     place, found = Place(rank=rank, world=world), []
     out = Path(folder)
-    whole = made(recipe)
+    whole = made(recipe, **options)
     loop.train(place, whole, after=lambda net: found.append(weights(net)))
     count = [0]
 
@@ -58,10 +64,12 @@ def straight_and_resumed(rank, world, recipe, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_resumed_run_ends_with_the_same_weights(recipe, pool, tmp_path):
+@pytest.mark.parametrize(("recipe", "options"), RUNS)
+def test_a_resumed_run_ends_with_the_same_weights(recipe, options, pool, tmp_path):
+    if options.get("job") == "gpt2":
+        pytest.importorskip("transformers")
     for found, half, finished, steps, metrics, kept in pool.run(
-        2, straight_and_resumed, recipe, str(tmp_path)
+        2, straight_and_resumed, recipe, options, str(tmp_path)
     ):
         assert not finished and half == 7 and steps == 12 and kept == [12]
         assert torch.equal(found[0], found[1])
