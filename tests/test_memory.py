@@ -14,6 +14,7 @@ from thinwire.combinators import Remember, dense
 from thinwire.comm import local
 from thinwire.memory import AdamCorrected, MomentumCorrected, Residual
 from thinwire.reducers import Select
+from thinwire.schedule import Flushed
 from thinwire.selectors.topk import topk
 
 SHAPE, K = (20, 30), 30
@@ -73,6 +74,23 @@ def test_the_learning_rate_inside_the_residual():
         assert torch.allclose(rate * mean, applied, atol=1e-6)
         e = x - applied
     assert torch.allclose(kept["residual"], e, atol=1e-6)
+
+
+def test_the_learning_rate_behind_momentum():
+    """What is applied, rate x mean, is of the sum of rate x momentum; a flush applies all of it."""
+    rates = [0.5, 0.5, 0.1, 0.01, 0.001]
+    flush = Flushed(K / 600, len(rates))
+    inner = Select(pick=topk, over=by_layer, density=flush)
+    memory = MomentumCorrected(masking="never", learning_rate=True)
+    means, kept = run(memory, len(rates), inner, rates)
+    u, owed = torch.zeros(SHAPE), torch.zeros(SHAPE)
+    for step, (rate, mean) in enumerate(zip(rates, means, strict=True)):
+        u = 0.9 * u + gradient(step)
+        owed = owed + rate * u
+        last = step == len(rates) - 1
+        assert torch.allclose(rate * mean, owed if last else top(owed), atol=1e-5)
+        owed = owed - rate * mean
+    assert not kept["residual"].any()
 
 
 def test_rates_of_each_parameter():

@@ -10,7 +10,7 @@ from thinwire.combinators import dense_form, memories, remembers
 from thinwire.comm import local
 from thinwire.layout import Layout
 from thinwire.memory import Residual
-from thinwire.schedule import Piecewise, Ramp, at, checked_density, dgc_ramp, stages
+from thinwire.schedule import Flushed, Piecewise, Ramp, at, checked_density, dgc_ramp, stages
 
 
 def test_at():
@@ -32,7 +32,14 @@ def test_ramp():
     assert ramp(100) == ramp(1000) == pytest.approx(0.01)
 
 
+def test_a_flush_is_the_last_step():
+    flushed = Flushed(Ramp(start=0.4, end=0.1, steps=2), 5)
+    assert [flushed(step) for step in range(6)] == pytest.approx([0.4, 0.2, 0.1, 0.1, 1.0, 1.0])
+    assert Flushed(0.1, 1)(0) == 1.0
+
+
 @pytest.mark.parametrize("make", [
+    lambda: Flushed(0.1, 0),
     lambda: Piecewise((10,), (0.1,)),
     lambda: Piecewise((20, 10), (0.1, 0.2, 0.3)),
     lambda: Ramp(start=0.0, end=0.1, steps=5),

@@ -47,18 +47,7 @@ class Residual:
         decay = _checked_share("decay", at(self.decay, bucket.step))
         if decay != 1.0:
             residual.mul_(decay)
-        if not self.learning_rate or bucket.rates is None:
-            return Sum(residual, grad, alpha=1.0 / bucket.scale)
-        rates = [(slot, float(bucket.rates[slot.name])) for slot in bucket.layout.slots]
-        if len({rate for _, rate in rates}) > 1:
-            grad = grad.to(residual.dtype)
-            for slot, rate in rates:
-                slot.view(grad).mul_(rate)
-            folded = Sum(residual, grad, alpha=1.0 / bucket.scale)
-        else:
-            folded = Sum(residual, grad, alpha=rates[0][1] / bucket.scale)
-        folded.units = [(slot, 1.0 / rate if rate else 0.0) for slot, rate in rates]
-        return folded
+        return _rated(residual, grad, bucket, 1.0 / bucket.scale, self.learning_rate)
 
     def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
         sent.add_into(x, alpha=-1.0)
@@ -90,6 +79,7 @@ class MomentumCorrected:
     nesterov: bool = False
     clip: float | None = None
     masking: str = "timely"
+    learning_rate: bool = False
     corrects_momentum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -112,7 +102,7 @@ class MomentumCorrected:
             else:
                 kernels.accumulate(u[here].mul_(m), grad[here])
                 grad[here] = u[here]
-        folded = Sum(v, grad)
+        folded = _rated(v, grad, bucket, 1.0, self.learning_rate)
         folded.finite = finite
         return folded
 
@@ -140,6 +130,7 @@ class AdamCorrected:
     epsilon: float = 1e-8
     clip: float | None = None
     masking: str = "timely"
+    learning_rate: bool = False
     corrects_momentum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -160,12 +151,29 @@ class AdamCorrected:
             v[here].mul_(self.second).addcmul_(grad[here], grad[here], value=1 - self.second)
             size = (v[here] / (1 - self.second**step)).sqrt_().add_(self.epsilon)
             torch.div(m[here], size, out=grad[here]).mul_(rate)
-        folded = Sum(_flat(bucket, "residual", grad), grad)
+        residual = _flat(bucket, "residual", grad)
+        folded = _rated(residual, grad, bucket, 1.0, self.learning_rate)
         folded.finite = finite
         return folded
 
     def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
         return _masked(x, sent, bucket, self.momentum, self.masking)
+
+
+def _rated(residual: Tensor, grad: Tensor, bucket: Bucket, weight: float, rated: bool) -> Sum:
+    """What is added to the residual; times the learning rate, if that is to be inside."""
+    if not rated or bucket.rates is None:
+        return Sum(residual, grad, alpha=weight)
+    rates = [(slot, float(bucket.rates[slot.name])) for slot in bucket.layout.slots]
+    if len({rate for _, rate in rates}) > 1:
+        grad = grad.to(residual.dtype)
+        for slot, rate in rates:
+            slot.view(grad).mul_(rate)
+        folded = Sum(residual, grad, alpha=weight)
+    else:
+        folded = Sum(residual, grad, alpha=rates[0][1] * weight)
+    folded.units = [(slot, 1.0 / rate if rate else 0.0) for slot, rate in rates]
+    return folded
 
 
 def _masked(

@@ -56,6 +56,21 @@ class Ramp:
         return float(self.start * (self.end / self.start) ** done)
 
 
+@dataclass(frozen=True)
+class Flushed:
+    """As `then` says, but whole in the last of so many `steps`: what waits is sent after all."""
+
+    then: Number
+    steps: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps must be how many the training has, got {self.steps!r}")
+
+    def __call__(self, step: int) -> float:
+        return 1.0 if step >= self.steps - 1 else at(self.then, step)
+
+
 def dgc_ramp(density: float, epochs: int, every: int) -> Piecewise:
     """DGC's warm-up by formula: density ** ((e + 1) / (epochs + 1)) in epoch e, then the density.
 

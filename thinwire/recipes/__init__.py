@@ -49,7 +49,7 @@ __all__ = [  # noqa: RUF022  (the order in which people read them)
     "oktopk", "spardl", "adtopk", "powersgd", "acpsgd", "demo_dct", "auto",
 ]  # fmt: skip
 
-SCHEDULES = ("Piecewise", "Ramp", "dgc_ramp", "stages")
+SCHEDULES = ("Flushed", "Piecewise", "Ramp", "dgc_ramp", "stages")
 MEMORIES = ("AdamCorrected", "MomentumCorrected", "Residual")
 RULES = ("small", "vectors")
 
