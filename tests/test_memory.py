@@ -12,7 +12,7 @@ from thinwire.bucket import by_layer
 from thinwire.collectives.gather import AllGather
 from thinwire.combinators import Remember, dense
 from thinwire.comm import local
-from thinwire.memory import AdamCorrected, MomentumCorrected, Residual
+from thinwire.memory import MomentumCorrected, Residual
 from thinwire.reducers import Select
 from thinwire.schedule import Flushed
 from thinwire.selectors.topk import topk
@@ -140,53 +140,6 @@ def test_a_dense_share_is_ordinary_momentum():
     assert not kept["residual"].any()
 
 
-def test_adam_before_the_exchange_is_adam_where_all_is_sent():
-    """Behind it stands plain SGD, and its weight decay is AdamW's."""
-    theirs, mine = (torch.nn.Parameter(torch.ones(SHAPE)) for _ in range(2))
-    adam = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.99), eps=1e-3, weight_decay=0.01)
-    sgd = torch.optim.SGD([mine], lr=0.1, weight_decay=0.01)
-    means, kept = run(AdamCorrected(momentum=0.9, second=0.99, epsilon=1e-3), 6, inner=dense())
-    for step, mean in enumerate(means):
-        theirs.grad, mine.grad = gradient(step), mean
-        adam.step()
-        sgd.step()
-        assert torch.allclose(mine, theirs, atol=1e-5)
-    assert not kept["residual"].any()
-
-
-@pytest.mark.parametrize("masking", ["timely", "always", "never"])
-def test_adams_recurrence(masking):
-    means, kept = run(AdamCorrected(epsilon=0.5, masking=masking), 8)
-    m, v, x = torch.zeros(SHAPE), torch.zeros(SHAPE), torch.zeros(SHAPE)
-    for step, mean in enumerate(means, 1):
-        g = gradient(step - 1)
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        x = x + m / (1 - 0.9**step) / ((v / (1 - 0.999**step)).sqrt() + 0.5)
-        sent = top(x)
-        assert torch.allclose(mean, sent, atol=1e-3)
-        x = x - sent
-        share = float((sent != 0).float().mean())
-        left = {"timely": share / (1 - 0.9 * (1 - share)), "always": 0.0, "never": 1.0}[masking]
-        m = torch.where(sent == 0, m, left * m)
-    assert torch.allclose(kept["residual"], x, atol=1e-3)
-    assert torch.allclose(kept["second"], v, atol=1e-5)
-
-
-def test_adams_steps_of_noise_are_as_large_as_those_of_the_average():
-    """Two workers, gradients that have nothing in common: as Adam of their mean, but for chance."""
-    recipe, steps = Remember(dense(), AdamCorrected(momentum=0.0)), 30
-
-    def worker(comm):
-        state: dict = {}
-        draw = torch.Generator().manual_seed(comm.rank)
-        for step in range(steps):
-            grads = {"w": torch.randn(SHAPE, generator=draw)}
-            mean = recipe.reduce(Bucket.of(grads, state=state, step=step), comm).mean
-        return mean
-
-    assert float(local.run(2, worker)[0].square().mean()) == pytest.approx(1.0, abs=0.15)
-
-
 @pytest.mark.parametrize("masking", ["timely", "always"])
 def test_a_parameter_sent_whole_has_ordinary_momentum_too(masking):
     """Nothing of it is late, so nothing is cleared; its sparse neighbours are, where sent."""
@@ -266,8 +219,6 @@ def test_momentum_needs_a_sender_that_keeps():
     (lambda: Residual(decay=1.5), r"decay must be in \[0, 1\], got 1.5"),
     (lambda: MomentumCorrected(momentum=-0.1), r"momentum must be in \[0, 1\]"),
     (lambda: MomentumCorrected(clip=0.0), "clip must be a norm above 0"),
-    (lambda: AdamCorrected(second=2), r"second must be in \[0, 1\], got 2"),
-    (lambda: AdamCorrected(clip=-1), "clip must be a norm above 0, or None, got -1"),
     (lambda: MomentumCorrected(masking=True), "masking is one of timely, always, never, got True"),
 ])  # fmt: skip
 def test_bad_settings(make, message):
@@ -280,7 +231,7 @@ SPARSE = ["randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco"
 
 
 @pytest.mark.parametrize("name", SPARSE)
-@pytest.mark.parametrize("memory", ["none", "residual", "momentum", "adam", Residual(decay=0.5),
+@pytest.mark.parametrize("memory", ["none", "residual", "momentum", Residual(decay=0.5),
                                     MomentumCorrected(nesterov=True, clip=5.0)])  # fmt: skip
 def test_every_sparse_recipe_takes_every_memory(name, memory):
     recipe = getattr(recipes, name)(density=0.1, memory=memory)

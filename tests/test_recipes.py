@@ -33,7 +33,7 @@ def test_bad_rank(name, rank):
 
 
 @pytest.mark.parametrize(("keywords", "message"), [
-    ({"memory": "elephant"}, "memory must be 'none', 'residual', 'momentum' or 'adam'"),
+    ({"memory": "elephant"}, "memory must be 'none', 'residual' or 'momentum'"),
     ({"wire": "int3"}, "wire must be one of fp32, fp16, bf16, .*, got 'int3'"),
     ({"warmup": -5}, "warmup must be a whole number"),
 ])  # fmt: skip
@@ -55,7 +55,7 @@ def test_bad_options(name, keywords, message):
     (lambda: recipes.threshold(value="a"), "a threshold must be a number"),
     (lambda: recipes.threshold(capacity="x"), "capacity must be at least 1.0"),
     (lambda: recipes.terngrad(clip="a"), "clip must be above 0"),
-    (lambda: recipes.topk(memory=Residual), "memory must be 'none', 'residual', 'momentum'"),
+    (lambda: recipes.topk(memory=Residual), "memory must be 'none', 'residual' or 'momentum'"),
     (lambda: recipes.topk(refresh=0), "refresh must be a number of steps"),
     (lambda: recipes.demo_dct(memory="none", decay=0.5), "decay belongs to the residual"),
     (lambda: recipes.gaussiank(collective=AllGather()), r"counts vary.*AllGather\(ragged=True\)"),

@@ -71,7 +71,8 @@ class MomentumCorrected:
     a thousandth. "never": it stays. A dense share (warm-up), and a parameter that was sent whole,
     leave u as it is, which is ordinary momentum.
 
-    With `clip`, the norm of every parameter's local gradient is first held at clip / sqrt(workers).
+    With `clip`, the norm of every parameter's local gradient is first held at clip / sqrt(workers);
+    with `learning_rate`, v holds rate * u, as in Residual.
     The optimizer must have no momentum of its own. Lin et al. 2018 (arXiv 1712.01887), section 3.
     """
 
@@ -85,7 +86,10 @@ class MomentumCorrected:
     def __post_init__(self) -> None:
         if not callable(self.momentum):
             _checked_share("momentum", self.momentum)
-        _checked_mask(self.clip, self.masking)
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be a norm above 0, or None, got {self.clip!r}")
+        if self.masking not in MASKINGS:
+            raise ValueError(f"masking is one of {', '.join(MASKINGS)}, got {self.masking!r}")
 
     def fold(self, bucket: Bucket, world: int) -> Sum:
         grad = _gradient(bucket)
@@ -95,7 +99,9 @@ class MomentumCorrected:
         finite = True
         for slot in bucket.layout.slots:
             here = slice(slot.offset, slot.offset + slot.numel)
-            finite &= _cleaned(grad[here], bucket, self.clip, world)
+            finite &= _cleaned(grad[here], 1.0 / bucket.scale)
+            if self.clip is not None:
+                _clipped(grad[here], self.clip / math.sqrt(world))
             if self.nesterov:
                 kernels.accumulate(u[here], grad[here])
                 kernels.accumulate(grad[here], u[here].mul_(m))
@@ -107,57 +113,31 @@ class MomentumCorrected:
         return folded
 
     def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
-        return _masked(x, sent, bucket, at(self.momentum, bucket.step), self.masking)
+        sent.add_into(x, alpha=-1.0)
+        index = None if self.masking == "never" else chosen(sent)
+        if index is None:
+            return partial(sent.add_into, x)
+        u = _flat(bucket, "momentum", x)
+        before = u[index]
+        u[index] = before * self._left(index, bucket)
 
+        def undo() -> None:
+            sent.add_into(x)
+            u[index] = before
 
-@dataclass(frozen=True, kw_only=True)
-class AdamCorrected:
-    """Adam's step is worked out before selection, on every worker, instead of in the optimizer.
+        return undo
 
-        m = b1 m + (1 - b1) g;   v = b2 v + (1 - b2) g^2
-        x = residual + sqrt(workers) m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon)
-
-    An optimizer behind the exchange sees of most parameters nothing for a long time and then all at
-    once, and its second moments are those of such bursts; here they are a gradient's. A worker's
-    own gradient is noisier than the average, so that its steps are smaller, by the root of the
-    number of workers if noise is all: hence the root. The mean is a step: use SGD without momentum
-    behind it, whose weight decay is then AdamW's. `masking` and `clip` as in MomentumCorrected.
-    Chen et al. 2020, QAdam (arXiv 2004.14180); the root and the masking are ours.
-    """
-
-    momentum: float = 0.9
-    second: float = 0.999
-    epsilon: float = 1e-8
-    clip: float | None = None
-    masking: str = "timely"
-    learning_rate: bool = False
-    corrects_momentum: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _checked_share("momentum", self.momentum)
-        _checked_share("second", self.second)
-        _checked_mask(self.clip, self.masking)
-
-    def fold(self, bucket: Bucket, world: int) -> Sum:
-        grad = _gradient(bucket)
-        m, v = _flat(bucket, "momentum", grad), _flat(bucket, "second", grad)
-        step, grad = bucket.step + 1, grad.to(m.dtype)
-        rate = math.sqrt(world) / (1 - self.momentum**step)
-        finite = True
-        for slot in bucket.layout.slots:
-            here = slice(slot.offset, slot.offset + slot.numel)
-            finite &= _cleaned(grad[here], bucket, self.clip, world)
-            m[here].lerp_(grad[here], 1 - self.momentum)
-            v[here].mul_(self.second).addcmul_(grad[here], grad[here], value=1 - self.second)
-            size = (v[here] / (1 - self.second**step)).sqrt_().add_(self.epsilon)
-            torch.div(m[here], size, out=grad[here]).mul_(rate)
-        residual = _flat(bucket, "residual", grad)
-        folded = _rated(residual, grad, bucket, 1.0, self.learning_rate)
-        folded.finite = finite
-        return folded
-
-    def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
-        return _masked(x, sent, bucket, self.momentum, self.masking)
+    def _left(self, index: Tensor, bucket: Bucket) -> Tensor:
+        """What momentum is multiplied by at each of these positions."""
+        slots = bucket.layout.slots
+        starts = torch.tensor([slot.offset for slot in slots], device=index.device)
+        sizes = torch.tensor([slot.numel for slot in slots], device=index.device)
+        which = torch.searchsorted(starts, index, right=True) - 1
+        share = torch.bincount(which, minlength=len(slots)) / sizes.clamp(min=1)
+        if self.masking == "always":
+            return (share >= 1).to(share.dtype)[which]
+        fading = 1 - at(self.momentum, bucket.step) * (1 - share)
+        return (share / fading.clamp(min=1e-12))[which]
 
 
 def _rated(residual: Tensor, grad: Tensor, bucket: Bucket, weight: float, rated: bool) -> Sum:
@@ -176,38 +156,6 @@ def _rated(residual: Tensor, grad: Tensor, bucket: Bucket, weight: float, rated:
     return folded
 
 
-def _masked(
-    x: Tensor, sent: Payload, bucket: Bucket, momentum: float, masking: str
-) -> Callable[[], object]:
-    """What was sent is taken out of x, and its momentum is masked; how to undo both."""
-    sent.add_into(x, alpha=-1.0)
-    index = None if masking == "never" else chosen(sent)
-    if index is None:
-        return partial(sent.add_into, x)
-    u = _flat(bucket, "momentum", x)
-    before = u[index]
-    u[index] = before * _left(index, bucket, momentum, masking)
-
-    def undo() -> None:
-        sent.add_into(x)
-        u[index] = before
-
-    return undo
-
-
-def _left(index: Tensor, bucket: Bucket, momentum: float, masking: str) -> Tensor:
-    """What momentum is multiplied by at each of these positions."""
-    slots = bucket.layout.slots
-    starts = torch.tensor([slot.offset for slot in slots], device=index.device)
-    sizes = torch.tensor([slot.numel for slot in slots], device=index.device)
-    which = torch.searchsorted(starts, index, right=True) - 1
-    share = torch.bincount(which, minlength=len(slots)) / sizes.clamp(min=1)
-    if masking == "always":
-        return (share >= 1).to(share.dtype)[which]
-    fading = 1 - momentum * (1 - share)
-    return (share / fading.clamp(min=1e-12))[which]
-
-
 def _gradient(bucket: Bucket) -> Tensor:
     assert isinstance(bucket.flat, Tensor), "a Remember inside a Remember would count twice"
     return bucket.flat
@@ -218,28 +166,20 @@ def _flat(bucket: Bucket, key: str, grad: Tensor) -> Tensor:
     return bucket.scope("memory").flat(key, like)
 
 
-def _cleaned(grad: Tensor, bucket: Bucket, clip: float | None, world: int) -> bool:
-    """Unscaled and clipped in place, without entries that are not finite; whether there were none.
-
-    The norm of a worker's gradient is held at clip / sqrt(workers).
-    """
+def _cleaned(grad: Tensor, weight: float) -> bool:
+    """Weighted in place, without entries that are not finite; whether there were none."""
     finite = kernels.finite(grad)
     if not finite:
         torch.nan_to_num_(grad, nan=0.0, posinf=0.0, neginf=0.0)
-    if bucket.scale != 1.0:
-        grad.mul_(1.0 / bucket.scale)
-    if clip is not None:
-        norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))
-        if norm > clip / math.sqrt(world):
-            grad.mul_(clip / math.sqrt(world) / norm)
+    if weight != 1.0:
+        grad.mul_(weight)
     return finite
 
 
-def _checked_mask(clip: float | None, masking: str) -> None:
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip must be a norm above 0, or None, got {clip!r}")
-    if masking not in MASKINGS:
-        raise ValueError(f"masking is one of {', '.join(MASKINGS)}, got {masking!r}")
+def _clipped(grad: Tensor, limit: float) -> None:
+    norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))
+    if norm > limit:
+        grad.mul_(limit / norm)
 
 
 def _checked_share(name: str, number: float) -> float:

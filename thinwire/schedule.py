@@ -58,7 +58,10 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Flushed:
-    """As `then` says, but whole in the last of so many `steps`: what waits is sent after all."""
+    """As `then` says, but whole from the last of so many `steps` on: what waits is sent after all.
+
+    Steps that were skipped, as for a loss scale, are not counted.
+    """
 
     then: Number
     steps: int

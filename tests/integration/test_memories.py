@@ -39,8 +39,6 @@ def refused(rank: int, world: int, mode: str) -> list[str]:
             with pytest.raises(ValueError, match="momentum would be applied twice") as error:
                 set_up(mode, recipe, optimizer, net)
             said.append(str(error.value))
-    with pytest.raises(ValueError, match="Adam would be applied twice: by this recipe, and by Ad"):
-        set_up(mode, recipes.topk(memory="adam"), optimizers[1], net)
     # without momentum of its own, and with another memory, both are fine
     sync, _ = set_up(mode, recipes.dgc(), torch.optim.SGD(net.parameters(), lr=0.1), net)
     sync.detach()
@@ -151,7 +149,6 @@ def resumed(rank: int, world: int, call: str) -> tuple[Tensor, Tensor]:
         "adtopk(density=0.05, estimate=True)",
         "adtopk(density=0.05, interleave=(2, 1), no_feedback=['^0'])",
         "topk(density=0.05, refresh=7)",
-        'topk(density=0.05, memory="adam")',
         "powersgd(rank=stages((1, 3), 40))",
         "sidco(density=Ramp(start=0.2, end=0.05, steps=40))",
     ],
@@ -164,8 +161,7 @@ def test_variants_resume_bit_exactly(pool: Pool, call: str) -> None:
 def broken_gradient(rank: int, world: int) -> list[Any]:
     """One rank meets a NaN in the last bucket: u and v of the others are as if nothing was sent."""
     found = []
-    for call in ("dgc(density=0.05)", 'topk(density=0.05, memory="adam")',
-                 "adtopk(density=0.05, estimate=True)"):  # fmt: skip
+    for call in ("dgc(density=0.05)", "adtopk(density=0.05, estimate=True)"):
         net, recipe = mlp(4), recipes.parse(call)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         sync, model = set_up("attach", recipe, optimizer, net)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -87,6 +88,25 @@ def test_training_leaves_a_whole_record(tmp_path):
         done = call("train", "mlp", "--resume", str(out))
         assert done.exit_code == 0 and "examples a second" in done.output, done.output
     assert json.loads((out / logs.RESULT).read_text())["step_seconds"] > 0
+
+
+@pytest.mark.slow
+def test_a_longer_run_that_was_interrupted_goes_on(tmp_path):
+    """The result of the shorter run is not taken for its own."""
+    out = tmp_path / "run"
+    start = ["train", "mlp", "--workers", "1"]
+    assert call(*start, "--steps", "4", "--out", str(out)).exit_code == 0
+    settings = config.made(config.read(out / logs.CONFIG))
+    longer = replace(settings, settings=replace(settings.settings, steps=400))
+
+    def killed(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.local(1, [(longer, out)], "none", killed)
+    assert not (out / logs.RESULT).exists()
+    done = call("train", "mlp", "--resume", str(out))
+    assert done.exit_code == 0 and json.loads((out / logs.RESULT).read_text())["steps"] == 400
 
 
 @pytest.mark.slow

@@ -163,6 +163,7 @@ def test_an_npz_must_hold_what_it_should(tmp_path):
         (dict.fromkeys(images.NPZ_NAMES, np.zeros(3)), "train_images is float64"),
         (whole | {"test_images": pixels[0]}, "test_images is"),
         (whole | {"test_images": pixels[:, :28, :28]}, r"test_images is uint8 \(5, 28, 28, 3\)"),
+        (whole | {"test_images": pixels.transpose(0, 3, 1, 2)}, "make them alike"),
         (whole | {"test_labels": labels[:4]}, r"test_labels is int64 \(4,\) for 5 pictures"),
         (whole | {"train_labels": labels.astype(str)}, "train_labels is <U21"),
         (whole | {"train_labels": labels + 10}, "train_labels are not 0 to 9"),

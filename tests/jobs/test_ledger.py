@@ -71,6 +71,9 @@ def test_what_only_shares_a_name_is_another_run(tmp_path):
     lines = ledger.read([book])
     assert len(lines) == 3 and "gpt2 from start, tiny, wiki" in lines[2].place
     assert not any(part in book.read_text() for part in ("/a/", "/b/", "/c/"))
+    assert len(grown.tables(lines)) == 3  # nor are they averaged
+    fake = config.made({"job": "gpt2", "recipe": "dense()", "data": "fake"})
+    assert Line.of(fake, 4, "none", outcome("dense()", 0.5), Path("nowhere")).origin == ""
 
 
 def test_a_line_that_a_killed_process_owes_is_written_once(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.processes import once
-from thinwire.jobs import config, logs, loop, runner, saved
+from thinwire.jobs import ahead, config, logs, loop, runner, saved
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.data.source import MissingData, Shards
 from thinwire.jobs.job import Source
@@ -29,7 +29,7 @@ RUNS = (
     # batch norm, mixed precision, a loss scale, clipping
     ("topk(density=0.05)", {"job": "resnet20", "precision": "fp16", "clip": 1.0}),
     # dropout, Adam, several batches a step
-    ('topk(density=0.05, memory="adam")', {"job": "gpt2", "accumulate": 2}),
+    ("topk(density=0.05)", {"job": "gpt2", "accumulate": 2}),
     ("adtopk(density=Ramp(start=0.5, end=0.05, steps=9), interleave=True)", {"job": "gpt2"}),
 )
 
@@ -98,7 +98,7 @@ def refused(rank, world, folder, break_it):
             (out / "checkpoints" / "step-00000002" / "rank-1.pt").write_bytes(b"torn")
         begin = time.monotonic()
     elif break_it == "data":
-        loop.batches = _failing(loop.batches, 7 if rank == 1 else 1000)
+        ahead.batches = _failing(ahead.batches, 7 if rank == 1 else 1000)
     elif break_it == "test data":
         loop.batches = _failing(loop.batches, 1 if rank == 1 else 1000, of=list)
     elif rank == 0:

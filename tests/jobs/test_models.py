@@ -65,7 +65,7 @@ def test_unknown_jobs_are_named_with_those_there_are():
         find("resnet18")
 
 
-PAPERS = {  # as the papers' scripts have them; ../shared/spec tells where
+PAPERS = {  # as the papers' scripts have them
     "resnet20": ("sgd", 32, 0.1, 141, 0.9, 1e-4, "milestones", (81, 122)),
     "vgg16": ("sgd", 16, 0.1, 161, 0.9, 1e-4, "milestones", (81, 122, 155)),
     "resnet50": ("sgd", 32, 0.0125, 80, 0.9, 5e-5, "milestones", (30, 60)),

@@ -77,6 +77,20 @@ def test_a_residual_that_is_dropped_is_caught():
     assert judged(broken)["residual lost"].held is False
 
 
+@dataclass(frozen=True)
+class Exaggerating(Residual):
+    """Broken on purpose: more comes back than was left."""
+
+    def keep(self, residual, sent, bucket):
+        sent.add_into(residual, alpha=-1.0)
+        residual.mul_(1.5)
+
+
+def test_a_residual_that_grows_by_itself_is_caught():
+    broken = _with_memory(recipes.topk(density=0.05), Exaggerating())
+    assert judged(broken)["residual lost"].held is False
+
+
 @pytest.mark.parametrize(
     ("call", "held"),
     [('topk(density=0.05, memory="none")', False), ('adtopk(density=0.05, memory="none")', False),

@@ -195,7 +195,9 @@ def _merged(
 
 def _over(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """One table over another, and their settings likewise."""
-    settings = base.get("settings", {}) | more.get("settings", {})
+    given = more.get("settings", {})
+    counted = {"steps": 0} if "epochs" in given and "steps" not in given else {}
+    settings = base.get("settings", {}) | counted | given
     return base | more | {"settings": settings}
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thinwire.combinators import memories
-from thinwire.memory import AdamCorrected
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +80,12 @@ def check_memories(
             "to have it checked)"
         )
         return
-    name = type(optimizer).__name__
     for number, group in enumerate(optimizer.param_groups):
-        if "betas" in group and any(isinstance(memory, AdamCorrected) for memory in kept):
-            raise ValueError(
-                f"Adam would be applied twice: by this recipe, and by {name}; give it SGD without "
-                "momentum, or use memory='residual'"
-            )
         momentum = group.get("momentum") or (group.get("betas") or (0.0,))[0]
         if momentum:
             raise ValueError(
                 f"momentum would be applied twice: by this recipe, and by "
-                f"{name} (momentum {momentum} in parameter group {number}); "
+                f"{type(optimizer).__name__} (momentum {momentum} in parameter group {number}); "
                 "give the optimizer none, or use memory='residual'"
             )
 

@@ -1,4 +1,4 @@
-"""One rank's trouble on the way: noticed early enough that all ranks end after the same step."""
+"""The batches of the steps to come: what one rank cannot read ends all after the same step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thinwire.jobs.data.source import Batch
-from thinwire.jobs.launch import agreed
+from thinwire.jobs.data.source import Batch, Data, Shards, batches
+from thinwire.jobs.job import Settings
+from thinwire.jobs.launch import Place, agreed
 from thinwire.lab.workers import Refused
 
 Tell = Callable[[dict[str, Any]], None]
@@ -52,3 +53,12 @@ class Ahead:
                 self._left -= 1
         except Refused as error:
             self._problem = str(error)
+
+
+def parts(data: Data, settings: Settings, place: Place, step: int) -> Iterator[list[Batch]]:
+    """This rank's batches of every step from this one on."""
+    first = step * settings.accumulate
+    shards = Shards(len(data), settings.batch, place.rank, place.world, settings.seed, first)
+    stream = batches(data, shards, settings.loaders)
+    while True:
+        yield [next(stream) for _ in range(settings.accumulate)]

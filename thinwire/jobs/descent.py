@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from thinwire.combinators import memories
 from thinwire.describe import rebuilt
 from thinwire.jobs.job import Settings
-from thinwire.lab.workers import Refused
-from thinwire.memory import AdamCorrected, MomentumCorrected
+from thinwire.memory import MomentumCorrected
 from thinwire.protocols import Reducer
 
 
@@ -28,9 +27,7 @@ def optimizer_of(
     """
     own = corrects_momentum(recipe)
     momentum = 0.0 if own else settings.momentum
-    sgd, steps = settings.optimizer == "sgd", recipe is not None and applies_adam(recipe)
-    if sgd and steps:
-        raise Refused("memory='adam' is for jobs with Adam, this one has SGD; use 'momentum'")
+    sgd = settings.optimizer == "sgd"
     shrink = settings.weight_decay / (1 - settings.momentum if own and sgd else 1)
     rate = settings.rate * (world if settings.rate_by_workers else 1)
     decay = [p for p in net.parameters() if p.dim() > 1]
@@ -40,7 +37,7 @@ def optimizer_of(
         {"params": plain, "weight_decay": 0.0},
     ]
     groups = [group | {"base": rate} for group in groups if group["params"]]
-    if sgd or steps:
+    if sgd:
         return torch.optim.SGD(groups, lr=rate, momentum=momentum)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=rate, betas=(momentum, 0.999), eps=settings.epsilon)
@@ -53,24 +50,17 @@ def corrects_momentum(recipe: Reducer | None) -> bool:
     )
 
 
-def applies_adam(recipe: Reducer) -> bool:
-    """Whether what the recipe hands on are Adam's steps."""
-    return any(isinstance(memory, AdamCorrected) for memory in memories(recipe))
-
-
 def with_momentum(recipe: Reducer, settings: Settings) -> Reducer:
     """A recipe that applies momentum itself applies as much as the optimizer would have.
 
     It clips too: what it hands on is momentum of many steps, whose norm is no gradient's.
     """
+    momentum, clip = settings.momentum, settings.clip or None
 
     def change(part: Any) -> Any:
-        if not isinstance(part, MomentumCorrected | AdamCorrected):
+        if not isinstance(part, MomentumCorrected):
             return part
-        clip = part.clip if part.clip is not None else settings.clip or None
-        part = replace(part, momentum=settings.momentum, clip=clip)
-        adam = isinstance(part, AdamCorrected)
-        return replace(part, epsilon=settings.epsilon) if adam else part
+        return replace(part, momentum=momentum, clip=clip if part.clip is None else part.clip)
 
     changed: Reducer = rebuilt(recipe, change)
     return changed

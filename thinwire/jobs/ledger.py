@@ -20,6 +20,7 @@ from typing import Any
 
 from thinwire.jobs import logs
 from thinwire.jobs.config import Run
+from thinwire.jobs.job import FAKE
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
 
@@ -40,23 +41,26 @@ class Line:
     outcome: Outcome
     scores: list[dict[str, float]] = field(default_factory=list)
     checkpoint: str | None = None
-    origin: str = ""  # a digest of where data and checkpoint lay: names alone may be the same
+    origin: str = ""  # a digest of where data and checkpoint lay: names may be the same
 
     @staticmethod
     def of(run: Run, workers: int, net: str, outcome: Outcome, out: Path) -> Line:
         """Of the run in this folder."""
         wanted = {"step", "bytes_sent", "elapsed", *outcome.figures}
-        scores = [{key: value for key, value in record.items() if key in wanted}
-                  for record in logs.records(out / logs.LOG)
-                  if outcome.figures.keys() <= record.keys()]  # fmt: skip
+        by_step = {record["step"]: {key: value for key, value in record.items() if key in wanted}
+                   for record in logs.records(out / logs.LOG)
+                   if outcome.figures.keys() <= record.keys()}  # fmt: skip
         settings = json.loads(json.dumps(asdict(run.settings)))  # lists, as they will be read
         settings.pop("seed")
         names = [None if path is None else Path(path).name for path in (run.data, run.checkpoint)]
-        paths = "\n".join(str(Path(path).absolute()) for path in (run.data, run.checkpoint) if path)
+        paths = [path for path in (run.data, run.checkpoint) if path not in (None, FAKE)]
+        where = "\n".join(str(Path(str(path)).absolute()) for path in paths)
         return Line(
             job=run.job, size=run.size, workers=workers, net=net, data=names[0],
-            seed=run.settings.seed, settings=settings, outcome=outcome, scores=scores,
-            checkpoint=names[1], origin=hashlib.sha256(paths.encode()).hexdigest()[:8],
+            seed=run.settings.seed, settings=settings, outcome=outcome,
+            scores=list(by_step.values()),
+            checkpoint=names[1],
+            origin=hashlib.sha256(where.encode()).hexdigest()[:8] if paths else "",
         )  # fmt: skip
 
     @property

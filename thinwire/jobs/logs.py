@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -130,10 +129,11 @@ class Board:
 
     @staticmethod
     def of(folder: Path, after: int) -> Board | None:
-        """Where TensorBoard is installed."""
-        if importlib.util.find_spec("tensorboard") is None:
+        """Where TensorBoard is installed, and whole."""
+        try:
+            return Board(folder, after)
+        except ImportError:
             return None
-        return Board(folder, after)
 
     def add(self, record: dict[str, Any]) -> None:
         values = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.engine.ddp import attach
 from thinwire.engine.sync import Sync
 from thinwire.jobs import saved
-from thinwire.jobs.ahead import Ahead, Tell
+from thinwire.jobs.ahead import Ahead, Tell, parts
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import BASELINES, Run
-from thinwire.jobs.data.source import Batch, Shards, batches, in_order
+from thinwire.jobs.data.source import Batch, batches, in_order
 from thinwire.jobs.descent import corrects_momentum, factor, optimizer_of, with_momentum
 from thinwire.jobs.job import Task
 from thinwire.jobs.launch import Place, agreed
@@ -54,7 +54,9 @@ class Training:
         self.run, self.place, self.task = run, place, task
         settings = run.settings
         torch.manual_seed(settings.seed)
-        self.net = task.net().to(place.device).train()
+        made: list[nn.Module] = []
+        agreed(lambda: made.append(task.net()))  # a checkpoint may be missing on one machine
+        self.net = made[0].to(place.device).train()
         recipe = run.reducer()
         recipe = None if recipe is None else with_momentum(recipe, settings)
         self.clip = 0.0 if corrects_momentum(recipe) else settings.clip
@@ -146,7 +148,7 @@ class Training:
         saved.save(out, self.step, self.place.rank, shared, own)
 
     def load(self, out: Path) -> None:
-        """On all ranks, none of which waits for one that cannot."""
+        """On all ranks. What is read is looked at on all before any goes on."""
         read: list[dict[str, Any]] = []
         agreed(lambda: read.extend(saved.load(out, self.place.rank, self.place.world)))
         shared, own = read
@@ -219,12 +221,20 @@ def _of_this_run(out: Path, work: Callable[[], None]) -> None:
 def _data(run: Run, world: int) -> Task:
     """The task, if all ranks have it and have read the same; on several machines they may not."""
     made: list[Task] = []
-    agreed(lambda: made.append(find(run.job).make(run.size, run.source())))
+    mine: list[float] = []
+
+    def look() -> None:
+        task = find(run.job).make(run.size, run.source())
+        if len(task.test) == 0:
+            raise Refused("the test data is shorter than one example; give more of it")
+        batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
+        mine.extend(
+            [len(task.train), len(task.test), *(float(c.double().sum()) for c in batch[:5])]
+        )
+        made.append(task)
+
+    agreed(look)
     (task,) = made
-    if len(task.test) == 0:
-        raise Refused("there is nothing to test with: the test data is shorter than one example")
-    batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
-    mine = [len(task.train), len(task.test), *(float(c.double().sum()) for c in batch[:5])]
     sums = torch.tensor(mine, dtype=torch.float64)
     every = [torch.empty_like(sums) for _ in range(world)]
     dist.all_gather(every, sums)
@@ -242,7 +252,8 @@ def _steps(
     save_every = settings.of_epochs(settings.save_every, training.each)
     figures: dict[str, float] = {}
     scored, saved_at = -1, training.step  # what was just loaded need not be saved
-    ahead = Ahead(_parts(training), training.total - training.step, tell)
+    stream = parts(training.task.train, settings, training.place, training.step)
+    ahead = Ahead(stream, training.total - training.step, tell)
     while training.step < training.total and not tally.stopping:
         tally.begin()
         loss = training.take(ahead.next())
@@ -265,18 +276,6 @@ def _steps(
         ahead.tell([{**_counts(training), "elapsed": tally.seconds, **figures}])
     agreed(ahead.complain)
     return figures
-
-
-def _parts(training: Training) -> Iterator[list[Batch]]:
-    """The batches of every step."""
-    settings, place = training.run.settings, training.place
-    first = training.step * settings.accumulate
-    shards = Shards(
-        len(training.task.train), settings.batch, place.rank, place.world, settings.seed, first
-    )
-    stream = batches(training.task.train, shards, settings.loaders)
-    while True:
-        yield [next(stream) for _ in range(settings.accumulate)]
 
 
 def _counts(training: Training) -> dict[str, Any]:

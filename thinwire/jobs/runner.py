@@ -130,12 +130,9 @@ def _all(
     outcomes: list[Outcome] = []
     for number, (run, out) in enumerate(runs):
         standing = _standing(place, run, out)
-        if standing == DONE:
-            done = result(out) if out is not None and place.rank == 0 else None
-            if done is not None and out is not None:
-                outcomes.append(done)
-                if book is not None:
-                    ledger.complete(book, Line.of(run, place.world, net, done, out))
+        if standing == DONE and out is not None:
+            found = partial(_found, run, out, outcomes, place.world, net, book)
+            launch.agreed(found if place.rank == 0 else lambda: None)
             continue
         said = _numbered(report, number)
         outcome = _one(place, run, out, standing == BEGUN, said, asked)
@@ -146,6 +143,16 @@ def _all(
             kept = partial(_kept, run, out, outcome, place.world, net, book)
             launch.agreed(kept if place.rank == 0 else lambda: None)
     return outcomes
+
+
+def _found(
+    run: Run, out: Path, outcomes: list[Outcome], world: int, net: str, book: Path | None
+) -> None:
+    done = result(out)
+    assert done is not None, "it was there a moment ago"
+    outcomes.append(done)
+    if book is not None:
+        ledger.complete(book, Line.of(run, world, net, done, out))
 
 
 def _kept(run: Run, out: Path, outcome: Outcome, world: int, net: str, book: Path | None) -> None:
@@ -165,9 +172,9 @@ def _standing(place: Place, run: Run, out: Path | None) -> int:
     found = torch.zeros(1, dtype=torch.int64)
 
     def look() -> None:
-        if run.recipe in AFRESH and result(out) is None:
-            saved.drop(out)
         done = result(out) is not None and not _changed(run, out) & {"epochs", "steps"}
+        if run.recipe in AFRESH and not done:
+            saved.drop(out)
         found[0] = DONE if done else BEGUN if saved.steps(out) else NEW
 
     launch.agreed(look if place.rank == 0 else lambda: None)
@@ -187,6 +194,9 @@ def _one(
         if place.rank:
             return
         if log is None and out is not None:  # now that there is something to write
+            (out / logs.RESULT).unlink(
+                missing_ok=True
+            )  # of the shorter run that this one continues
             logs.written(out / logs.CONFIG, config.written(run))
             log = logs.Log(out, saved.steps(out)[-1] if resume else 0)
         if log is not None:

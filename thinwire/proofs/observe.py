@@ -44,9 +44,7 @@ class Note:
     density: float  # entries this rank chose and that arrived, of all
     share: float  # the same of all ranks, of entries that were not zero
     mass: float  # |mean - average of sent| / |mean x|: the law
-    lost: (
-        float  # (left - what came back) . x / |x|^2 of the step before: 0, or rounding that is fair
-    )
+    lost: float  # (left - what came back) . x / |x|^2, of the step before
     strange: float  # |what came back that was not left| / |what was left|
     contraction: float  # |x - sent|^2 / |x|^2, mean over ranks
     bound: float  # 1 - k/n, likewise; 1 where nothing is left out

@@ -50,7 +50,7 @@ __all__ = [  # noqa: RUF022  (the order in which people read them)
 ]  # fmt: skip
 
 SCHEDULES = ("Flushed", "Piecewise", "Ramp", "dgc_ramp", "stages")
-MEMORIES = ("AdamCorrected", "MomentumCorrected", "Residual")
+MEMORIES = ("MomentumCorrected", "Residual")
 RULES = ("small", "vectors")
 
 

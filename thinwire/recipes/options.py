@@ -22,7 +22,7 @@ from thinwire.collectives.split import SplitReduce
 from thinwire.collectives.two_level import ByNode, TwoLevel, told
 from thinwire.combinators import Remember, Rule, Scheduled, Warmup
 from thinwire.layout import Layout, Slot
-from thinwire.memory import AdamCorrected, MomentumCorrected, Residual
+from thinwire.memory import MomentumCorrected, Residual
 from thinwire.protocols import Collective, Memory, Reducer, Selector
 from thinwire.reducers import Select
 from thinwire.schedule import ByParameter, Density, Number, Which
@@ -181,12 +181,10 @@ def named_memory(memory: str | Memory) -> Memory | None:
         return Residual()
     if memory == "momentum":
         return MomentumCorrected()
-    if memory == "adam":
-        return AdamCorrected()
     named = isinstance(memory, str | type)  # a class is not a memory yet
     if named or not (hasattr(memory, "fold") and hasattr(memory, "keep")):
         raise ValueError(
-            f"memory must be 'none', 'residual', 'momentum' or 'adam' (or a Memory), got {memory!r}"
+            f"memory must be 'none', 'residual' or 'momentum' (or a Memory), got {memory!r}"
         )
     assert not isinstance(memory, str)
     return memory

@@ -32,7 +32,10 @@ def places(lines: Sequence[Line]) -> dict[str, list[Line]]:
         beside = [other.settings for other in lines if other.place == line.place]
         apart = [name for name, value in line.settings.items()
                  if any(other.get(name) != value for other in beside)]  # fmt: skip
-        title = ", ".join([line.place, *(f"{name} {line.settings[name]}" for name in apart)])
+        origins = {other.origin for other in lines if other.place == line.place and other.origin}
+        elsewhere = [f"data {line.origin}"] if line.origin and len(origins) > 1 else []
+        differs = [f"{name} {line.settings[name]}" for name in apart]
+        title = ", ".join([line.place, *elsewhere, *differs])
         found.setdefault(title, []).append(line)
     return found
 

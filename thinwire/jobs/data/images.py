@@ -204,6 +204,11 @@ def _npz(path: Path) -> tuple[Pictures, Pictures]:
     for name in ("train", "test"):
         _checked_npz(found[f"{name}_images"], found[f"{name}_labels"], f"{path}: {name}")
     train, test, labels, test_labels = (torch.from_numpy(found[name]) for name in NPZ_NAMES)
+    if train.shape[1:] != test.shape[1:]:
+        raise MissingData(
+            f"{path}: train_images are {tuple(train.shape[1:])}, test_images "
+            f"{tuple(test.shape[1:])}; make them alike"
+        )
     if train.shape[-1] == 3:  # colours last
         train, test = (part.permute(0, 3, 1, 2).contiguous() for part in (train, test))
     return _split(train, test, labels.long(), test_labels.long(), crop=4)
