@@ -95,13 +95,13 @@ def test_learning_rates():
 def test_a_recipe_that_applies_momentum_clips_and_decays_as_the_optimizer_would():
     net = torch.nn.Linear(2, 2)
     settings = Settings(batch=1, rate=1.0, momentum=0.8, clip=0.5, weight_decay=0.01)
-    own = with_momentum(recipes.dgc(), settings)
+    own = with_momentum(recipes.dgc(), settings, 4)
     (memory,) = memories(own)
-    assert (memory.momentum, memory.clip) == (0.8, 0.5)
+    assert (memory.momentum, memory.clip) == (0.8, 2.0)  # of which a worker takes a half
     group = optimizer_of(net, settings, 4, own).param_groups[0]
     assert group["momentum"] == 0.0 and group["weight_decay"] == pytest.approx(0.05)
-    given = recipes.topk(memory=MomentumCorrected(clip=2.0))
-    assert memories(with_momentum(given, settings))[0].clip == 2.0
+    given = recipes.topk(memory=MomentumCorrected(clip=3.0))
+    assert memories(with_momentum(given, settings, 4))[0].clip == 3.0
     plain = recipes.topk()
-    assert with_momentum(plain, settings) == plain
+    assert with_momentum(plain, settings, 4) == plain
     assert optimizer_of(net, settings, 4, plain).param_groups[0]["momentum"] == 0.8

@@ -58,7 +58,7 @@ class Training:
         agreed(lambda: made.append(task.net()))  # a checkpoint may be missing on one machine
         self.net = made[0].to(place.device).train()
         recipe = run.reducer()
-        recipe = None if recipe is None else with_momentum(recipe, settings)
+        recipe = None if recipe is None else with_momentum(recipe, settings, place.world)
         self.clip = 0.0 if corrects_momentum(recipe) else settings.clip
         self.optimizer = optimizer_of(self.net, settings, place.world, recipe)
         scaled = settings.precision == "fp16"
