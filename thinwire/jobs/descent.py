@@ -53,9 +53,9 @@ def corrects_momentum(recipe: Reducer | None) -> bool:
 def with_momentum(recipe: Reducer, settings: Settings, world: int) -> Reducer:
     """A recipe that applies momentum itself applies as much as the optimizer would have.
 
-    It clips too: what it hands on is momentum of many steps, whose norm is no gradient's. A worker's
-    gradient is larger than the average, by sqrt(workers) if noise is all, and is held at so much
-    more; the memory divides by that root, since DGC means gradients that are added, not averaged.
+    It clips too: what it hands on is momentum of many steps, whose norm is no gradient's. One
+    worker's gradient is larger than the average, by sqrt(workers) if noise is all, and is held at
+    so much more; the memory divides by the root, since DGC means gradients that are added up.
     """
     momentum, clip = settings.momentum, settings.clip * world or None
 
