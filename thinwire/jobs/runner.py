@@ -194,9 +194,8 @@ def _one(
         if place.rank:
             return
         if log is None and out is not None:  # now that there is something to write
-            (out / logs.RESULT).unlink(
-                missing_ok=True
-            )  # of the shorter run that this one continues
+            # a result that is there is of the shorter run that this one continues
+            (out / logs.RESULT).unlink(missing_ok=True)
             logs.written(out / logs.CONFIG, config.written(run))
             log = logs.Log(out, saved.steps(out)[-1] if resume else 0)
         if log is not None:

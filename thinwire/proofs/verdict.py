@@ -60,10 +60,11 @@ def verdicts(notes: Sequence[Note], divergence: float, remembers: bool = True) -
 def _lost(notes: Sequence[Note], remembers: bool) -> Verdict:
     """Without a memory, only what is rounded up as often as down comes back: on average."""
     about = "what was not sent comes back in the next step, or is rounding that is fair"
-    if remembers:  # neither less than was left, nor more
-        worst = lambda n: max(abs(n.lost), n.strange)  # noqa: E731
-        return _at_worst("residual lost", notes, worst, ROUNDING, about)
-    return _on_average("residual lost", notes, lambda n: n.lost, ROUNDING, about)
+    if not remembers:
+        return _on_average("residual lost", notes, lambda n: n.lost, ROUNDING, about)
+    return _at_worst(  # neither less than was left, nor more, nor anything else
+        "residual lost", notes, lambda n: max(abs(n.lost), n.strange), ROUNDING, about
+    )
 
 
 def _xi(sparse: Sequence[Note], notes: Sequence[Note]) -> Verdict:
