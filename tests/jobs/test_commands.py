@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -38,6 +40,13 @@ def call(*args: str):
      (["train", "mlp", "--set", "rate"], "--set takes name=value"),
      (["train", "mlp", "--epochs", "1", "--steps", "1"], "in epochs or in steps, not both"),
      (["train", "mlp", "--set", "rate=-1"], "rate must be above 0"),
+     (["train", "mlp", "--set", "score_every=inf"], "score_every must be a finite number, got inf"),
+     (["train", "mlp", "--set", "milestones=[[1]]"], "milestones is a list of numbers"),
+     (["train", "mlp", "--resume", "a", "--out", "b"], "--resume goes on in its own folder"),
+     (["train", "mlp", "--data", "d" * 300], "cannot read ddd"),
+     (["train", "mlp", "--out", "d" * 300], "cannot write in ddd"),
+     (["train", "mlp", "--recipe", "adhoc"], "PyTorch's own are ddp, fp16-hook, powersgd-hook"),
+     (["train", "mlp", "--recipe", "topk(density={'[a-z]d$': 0.1})"], "no density for parameter"),
      (["compare", "mlp", "--recipe", "dense()", "--seeds", "a"], "--seeds are numbers"),
      (["prove", "mlp", "--recipe", "ddp"], "unknown recipe")],
 )  # fmt: skip
@@ -46,6 +55,33 @@ def test_wrong_calls_are_one_line_and_exit_code_2(args, message):
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "prove"])
+def test_workers_are_not_started_by_every_worker_of_a_launcher(command, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = call(command, "mlp", "--recipe", "dense()", "--workers", "2")
+    assert result.exit_code == 2 and "launcher" in result.stderr
+
+
+def test_a_page_that_cannot_be_made_is_told_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("thinwire.report.page.find_spec", lambda name: None)
+    for command in ("compare", "prove"):
+        result = call(command, "mlp", "--recipe", "topk()", "--out", str(tmp_path / "x"))
+        assert result.exit_code == 2 and "pip install 'thinwire[plots]'" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_job_of_a_comparison_must_find_its_data_before_the_first_begins(tmp_path):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"wiki.{name}.tokens").write_text("a few words of it \n" * 400)
+    out = tmp_path / "out"
+    result = call("compare", "lstm-lm", "mlp", "--recipe", "dense()", "--workers", "1", "--data",
+                  str(tmp_path), "--out", str(out))  # fmt: skip
+    assert result.exit_code == 2 and "MNIST" in result.stderr, result.output
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "prove"])
@@ -111,23 +147,57 @@ def test_a_longer_run_that_was_interrupted_goes_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_finish_the_step_save_and_end(number, tmp_path):
-    out = tmp_path / "run"
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_signals_finish_the_step_save_and_end(number, command, tmp_path):
+    call = [command, "mlp", "--recipe", "dense()", "--steps", "100000", "--workers", "2"]
+    with _begun([*call, "--out", str(tmp_path / "run")], tmp_path) as process:
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    (run,) = (path.parent for path in tmp_path.rglob(logs.LOG))
+    (step,) = saved.steps(run)
+    stopped = f"after step {step}" if command == "train" else "after 0 of 1 runs; the same command"
+    assert f"Stopped {stopped}" in output
+    assert not list((run / "checkpoints").glob(".part*"))
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once_and_nothing_half_written_stays(tmp_path):
+    """The first is held back by a step that takes for ever: one of its workers sleeps."""
+    call = ["train", "mlp", "--steps", "100000", "--workers", "2", "--out", str(tmp_path / "run")]
+    with _begun(call, tmp_path) as process:
+        worker = _newest_child(process.pid)
+        os.kill(worker, signal.SIGSTOP)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130 and "interrupted; all workers have ended" in output
+    assert not list(tmp_path.rglob(".part*")) and not os.path.exists(f"/proc/{worker}")
+
+
+@contextmanager
+def _begun(call, folder):
+    """A command that has taken some steps."""
     process = subprocess.Popen(
-        [*CALL, "train", "mlp", "--steps", "100000", "--workers", "2", "--out", str(out)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [*CALL, *call], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
-        _wait(lambda: len(logs.records(out / logs.LOG)) > 5)
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
+        _wait(lambda: any(len(logs.records(p)) > 5 for p in folder.rglob(logs.LOG)))
+        yield process
     finally:
         process.kill()
-    assert process.returncode == 0, output
-    (step,) = saved.steps(out)
-    assert f"Stopped after step {step}" in output
-    assert not list((out / "checkpoints").glob(".part*"))
+
+
+def _newest_child(pid):
+    """Of the processes below this one, as Linux tells."""
+    children = [
+        int(child)
+        for tasks in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in tasks.read_text().split()
+    ]
+    return max([_newest_child(child) for child in children], default=pid)
 
 
 @pytest.mark.slow
@@ -173,6 +243,16 @@ def test_compare_makes_one_table_and_one_page(tmp_path):
             "--workers", "2", "--seeds", "0,1", "--out", str(tmp_path)]  # fmt: skip
     result = call(*args)
     assert result.exit_code == 0, result.output
+    shown = "".join(result.output.split())  # the table is folded into 80 columns
+    assert "accuracy" in shown and shown.count("(2)") == 2 and "topk(dens" in shown
+    first = {}
+    for path in tmp_path.glob("mlp-*/log.jsonl"):
+        records = [r for r in logs.records(path) if "loss" in r]
+        assert len(records) == 20
+        first.setdefault(path.parent.name.split("-seed")[1][0], set()).add(records[0]["loss"])
+        assert list((path.parent / "tensorboard").iterdir())
+    # recipes begin alike, seeds do not
+    assert [len(losses) for losses in first.values()] == [1, 1] and first["0"] != first["1"]
     text = (tmp_path / "report.html").read_text()
     HTMLParser().feed(text)
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
@@ -195,8 +275,19 @@ def test_prove_tells_adtopk_from_topk(tmp_path):
     assert found["adtopk(density=0.05)"]["rows missing"]["value"] == 0.0
     assert found["topk(density=0.05)"]["rows missing"]["value"] > 0.0
     assert [found[call]["residual lost"]["held"] for call in found] == [True, True, False]
+    asked = [v for verdicts in found.values() for v in verdicts.values() if v["held"] is not None]
+    assert len(asked) > 12 and all((v["margin"] >= 0) is v["held"] for v in asked)
     assert result.exit_code == 1  # topk leaves rows out
-    assert "violated" in result.output and (tmp_path / "proof.html").exists()
+    assert "violated" in result.output
+    page = (tmp_path / "proof.html").read_text()
+    assert page.count("<svg") == 8 and "Violated in topk(density=0.05) (rows missing" in page
+
+
+@pytest.mark.slow
+def test_prove_prints_json():
+    result = call("prove", "mlp", "--recipe", "int8()", "--steps", "4", "--workers", "1", "--json")
+    (proof,) = json.loads(result.stdout)
+    assert result.exit_code == 0 and proof["recipe"] == "int8()" and proof["verdicts"]
 
 
 @pytest.fixture
@@ -222,7 +313,19 @@ def test_a_full_disk_is_one_line_exit_code_2_and_nothing_half_written(small_disk
     assert result.exit_code == 2, result.output
     assert "cannot save a checkpoint" in " ".join(result.output.split())
     assert "Traceback" not in result.output
-    assert not list(small_disk.rglob(".part*")) and not saved.steps(small_disk / "run")
+    assert not list(small_disk.rglob("*.part*")) and not saved.steps(small_disk / "run")
+    text = (small_disk / "run" / logs.LOG).read_text()
+    assert text.endswith("\n") and all(json.loads(line) for line in text.splitlines())
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_comparisons_and_proofs_likewise(small_disk):
+    for command in ("compare", "prove"):
+        result = call(command, "mlp", "--recipe", "topk()", "--workers", "1", "--steps", "300",
+                      "--out", str(small_disk / command))  # fmt: skip
+        assert result.exit_code == 2 and "Traceback" not in result.output, result.output
+        assert len(result.stderr.splitlines()) == 1 and "cannot" in result.stderr
+        assert not list(small_disk.rglob("*.part*"))
 
 
 def _wait(ready, seconds: float = 60.0) -> None:

@@ -17,7 +17,15 @@ import torch
 
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.data import images, questions, speech, text
-from thinwire.jobs.data.source import MissingData, Pick, Shards, batches, in_order, unpickled
+from thinwire.jobs.data.source import (
+    MissingData,
+    Pick,
+    Shards,
+    batches,
+    in_order,
+    unpickled,
+    wanted,
+)
 from thinwire.jobs.job import Source
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -400,3 +408,25 @@ def test_missing_data_says_what_is_expected(tmp_path):
         MissingData, match=r"neither train/ nor one of cifar-10-python.tar.gz, cifar-100"
     ):
         find("vgg16").make("small", Source(data=str(tmp_path)))
+
+
+@pytest.mark.parametrize("names", [("ptb.train.txt", "ptb.test.txt"), ("train.txt", "test.txt"),
+                                   ("wiki.train.raw", "wiki.test.raw")])  # fmt: skip
+def test_texts_have_the_names_they_were_published_under(names, tmp_path):
+    for name, words in zip(names, ("one two", "three"), strict=True):
+        (tmp_path / name).write_text(words)
+    assert text.corpus(tmp_path) == ("one two", "three")
+
+
+def test_files_that_are_missing_or_damaged_are_named_with_the_layout(tmp_path):
+    with pytest.raises(MissingData, match=r"has no train-images-idx3-ubyte.gz, .*; expected MNIST"):
+        images.mnist(tmp_path)
+    for name in images.MNIST:
+        (tmp_path / name).write_bytes(b"torn")
+    with pytest.raises(MissingData, match=r"is damaged: its MD5 is .*, published is .*; get it"):
+        images.mnist(tmp_path)
+
+
+def test_a_library_that_is_not_there_is_asked_for():
+    with pytest.raises(ValueError, match=r"needs no_such_library: pip install 'thinwire\[jobs\]'"):
+        wanted("no_such_library")

@@ -16,7 +16,8 @@ from thinwire.jobs.launch import agreed, launched
 from thinwire.lab.collectives import mpirun
 from thinwire.lab.workers import Refused
 
-CALL = [sys.executable, "-m", "thinwire.cli", "train", "mlp", "--steps", "10"]
+START = [sys.executable, "-m", "thinwire.cli"]
+CALL = [*START, "train", "mlp", "--steps", "10"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
 
 
@@ -76,6 +77,15 @@ def test_launchers_need_no_workers(start, tmp_path):
 
 
 @pytest.mark.slow
+def test_comparisons_take_part_too(tmp_path):
+    call = ["compare", "mlp", "--recipe", "dense()", "--recipe", "topk()", "--steps", "5"]
+    code, printed, complaints = _done([*TORCHRUN, *START[1:], *call, "--out", str(tmp_path)], {})
+    assert code == 0, complaints
+    assert printed.count("x less") == 1 and (tmp_path / "report.html").exists()
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [under_mpi, slurm])
 def test_what_all_are_refused_is_said_once(start):
     """torchrun too, but for what it says of itself."""
@@ -106,6 +116,24 @@ def test_without_scontrol_the_first_machine_must_be_given(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ValueError, match=r"first of the machines node\[1-2\]; set MASTER_ADDR"):
         launch._first_host()
+
+
+def test_with_scontrol_the_first_machine_is_found(monkeypatch, tmp_path):
+    tool = tmp_path / "scontrol"
+    tool.write_text('#!/bin/sh\n[ "$1 $2 $3" = "show hostnames node[1-2]" ] && echo node1 node2\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert launch._first_host() == "node1"
+
+
+def test_workers_of_a_job_find_one_port_and_other_jobs_another(monkeypatch):
+    ports = set()
+    for job in range(20):
+        monkeypatch.setenv("SLURM_JOB_ID", str(job))
+        ports.add(launch._port())
+        assert launch._port() in ports and 20_000 <= launch._port() < 40_000
+    assert len(ports) == 20
 
 
 def test_a_refusal_reaches_all_ranks_in_the_words_of_the_first(pool):

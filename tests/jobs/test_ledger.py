@@ -46,7 +46,7 @@ def test_a_table_grows_line_by_line(tmp_path):
         "mlp, tiny, digits, 4 workers, loopback", "mlp, tiny, digits, 4 workers, 1gbit"
     ]  # fmt: skip
     head, dense, topk = next(iter(tables.values()))
-    assert head[:2] == ["recipe", "accuracy"] and dense[:2] == ["dense()", "60 % ± 14"]
+    assert head[:2] == ["recipe", "accuracy"] and dense[:2] == ["dense()", "60 % ± 14 (2)"]
     shown = grown.markdown([head, dense, topk]).splitlines()
     assert [row.replace("\\|", "").count("|") for row in shown] == [10] * 4
 
@@ -84,6 +84,22 @@ def test_a_line_that_a_killed_process_owes_is_written_once(tmp_path):
     assert len(book.read_text().splitlines()) == 2
 
 
+def test_a_torn_line_does_not_keep_others_from_being_written(tmp_path):
+    book = tmp_path / ledger.NAME
+    book.write_text('{"job": "ml')
+    for _ in range(2):
+        ledger.complete(book, line("dense()", 0, 0.5))
+    assert len(book.read_text().splitlines()) == 2
+
+
+def test_a_run_that_diverged_is_in_the_table(tmp_path):
+    book = tmp_path / ledger.NAME
+    for seed, accuracy in ((0, 0.5), (1, float("nan"))):
+        ledger.append(book, line("dense()", seed, accuracy))
+    ((_, row),) = grown.tables(ledger.read([book])).values()
+    assert row[:2] == ["dense()", "nan % (2)"]
+
+
 def test_a_run_done_twice_counts_once(tmp_path):
     book = tmp_path / ledger.NAME
     ledger.append(book, line("dense()", 0, 0.5))
@@ -116,6 +132,21 @@ def test_results_prints_tables_or_one_clear_line(tmp_path):
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
     odd = CliRunner().invoke(app, ["results", str(tmp_path / "bytes.jsonl")])
     assert odd.exit_code == 2 and "is no text" in " ".join(odd.output.split())
+    (tmp_path / "empty.jsonl").write_text("")
+    empty = CliRunner().invoke(app, ["results", str(tmp_path / "empty.jsonl")])
+    assert empty.exit_code == 2 and "no result yet" in " ".join(empty.output.split())
+
+
+def test_brackets_and_dollars_of_recipes_are_shown_as_they_are(tmp_path):
+    """Not markup of a terminal, not formulas of a drawing."""
+    book, picture = tmp_path / ledger.NAME, tmp_path / "scores.svg"
+    odd = "topk(density={'[a-z]$': 1.0, r'b\\.c$': 0.5, '[/x]': 0.1, '': 0.01})"
+    score = {"step": 1, "bytes_sent": 1e6, "elapsed": 1.0, "accuracy": 0.5}
+    ledger.append(book, replace(line(odd, 0, 0.5), scores=[score]))
+    ask = ["results", str(book), "--draw", str(picture)]
+    result = CliRunner().invoke(app, ask, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "".join(odd.split()) in "".join(result.output.split()) and picture.exists()
 
 
 def test_when_a_score_was_reached_and_a_drawing_of_the_way(tmp_path):
@@ -133,6 +164,10 @@ def test_when_a_score_was_reached_and_a_drawing_of_the_way(tmp_path):
     head, _, row = result.output.split("\n\n")[1].splitlines()
     assert head.endswith("| s to 45 % | MB |") and row.endswith("| 18 | 2.0 |")
     assert picture.read_bytes()[1:4] == b"PNG"
+    for name in ("scores", f"{ledger.NAME}/x.png"):
+        wrong = CliRunner().invoke(app, [*ask[:4], str(tmp_path / name)])
+        assert wrong.exit_code == 2 and "cannot" in wrong.output
+    assert not list(tmp_path.glob(".*"))
     assert "| never |" in CliRunner().invoke(app, [*ask, "0.6"]).output
     odd = CliRunner().invoke(app, ["results", str(book), "--draw", str(tmp_path / "a.xyz")])
     assert odd.exit_code == 2 and "cannot draw" in odd.output

@@ -285,3 +285,56 @@ def test_numbers_that_are_none_are_valid_json_and_come_back(tmp_path):
     for line in (tmp_path / logs.LOG).read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert [math.isnan(r["loss"]) for r in logs.records(tmp_path / logs.LOG)] == [True, True]
+
+
+def test_a_folder_has_one_training_at_a_time(tmp_path):
+    out = tmp_path / "some" / "run"
+    with logs.claimed(out):
+        with pytest.raises(Refused, match="another training writes in"), logs.claimed(out):
+            pass
+        assert out.is_dir()
+    assert not list(tmp_path.iterdir())  # nothing was written
+    with logs.claimed(out):
+        (out / logs.LOG).write_text("{}")
+    with logs.claimed(out):
+        assert (out / logs.LOG).exists()
+
+
+def test_of_what_a_nearly_full_disk_takes_nothing_stays(tmp_path):
+    class Nearly:
+        """Room for ten bytes more."""
+
+        def __init__(self, file):
+            self._file, self.tell, self.seek, self.truncate = (
+                file,
+                file.tell,
+                file.seek,
+                file.truncate,
+            )
+
+        def write(self, content):
+            return self._file.write(content[:10])
+
+    log = logs.Log(tmp_path, 0)
+    log.add({"step": 1})
+    before = (tmp_path / logs.LOG).read_bytes()
+    log._file = Nearly(log._file)
+    with pytest.raises(Refused, match=r"cannot write .*log\.jsonl: No space left"):
+        log.add({"step": 2, "loss": 1.0})
+    assert (tmp_path / logs.LOG).read_bytes() == before
+
+
+def test_a_run_begun_anew_draws_no_curves_of_the_one_before(tmp_path):
+    pytest.importorskip("tensorboard")
+    for after in (0, 0, 3):
+        log = logs.Log(tmp_path, after)
+        log.add({"step": after + 1, "loss": 1.0})
+        log.close()
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2  # the second, and what resumed it
+
+
+def test_files_may_have_moved_on_a_resume(tmp_path):
+    run = made("dense()")
+    (tmp_path / logs.LOG).write_text("{}\n")
+    (tmp_path / logs.CONFIG).write_text(config.written(run))
+    runner.prepared(replace(run, data="elsewhere"), tmp_path, resume=True)

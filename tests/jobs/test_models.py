@@ -162,3 +162,34 @@ def test_figures_of_rows_that_were_counted():
     assert found == {"f1": 0.75, "exact_match": 0.5}
     bert = understanding._bert_figures(torch.tensor([[6.0, 1.0, 4.0, 2.0, 3.0, 4.0]]))
     assert bert == {"test_loss": 2.0, "masked_accuracy": 0.25, "next_accuracy": 0.75}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_networks_of_a_desktop_are_smaller(name):
+    sizes = {}
+    for size in ("tiny", "small"):
+        task = find(name).make(size, Source(data="fake"))
+        with torch.device("meta"):
+            sizes[size] = sum(p.numel() for p in task.net().parameters())
+        loss = None
+        if size == "tiny":
+            loss = task.loss(task.net(), task.train.batch(torch.arange(2), None))
+            assert loss.dim() == 0 and loss.isfinite()
+    assert sizes["tiny"] <= sizes["small"] <= PUBLISHED.get(name, 10**8)
+
+
+def test_bodies_are_taken_from_a_checkpoint_and_heads_begin_anew(tmp_path):
+    """BERT of pretraining for questions; pictures of other classes."""
+    hub.bert(32, 1, 2, 300, task="pretraining").save_pretrained(tmp_path / "bert")
+    hub.resnet((1, 1, 1, 1), (8, 8, 8, 8), 10, 8).save_pretrained(tmp_path / "resnet")
+    hub.vit(32, 1, 2, 32, 8, 10).save_pretrained(tmp_path / "vit")
+    loaded = [
+        hub.bert(64, 2, 2, 999, task="questions", checkpoint=tmp_path / "bert"),
+        hub.resnet((3, 4, 6, 3), (8, 8, 8, 8), 7, 8, tmp_path / "resnet"),
+        hub.vit(64, 2, 2, 32, 8, 7, tmp_path / "vit"),
+    ]
+    assert loaded[0].config.vocab_size == 300 and loaded[0].qa_outputs.weight.shape == (2, 32)
+    assert loaded[1](torch.zeros(2, 3, 32, 32)).logits.shape == (2, 7)
+    assert loaded[2](torch.zeros(2, 3, 32, 32)).logits.shape == (2, 7)
+    with pytest.raises(MissingData, match="is for pictures of 32 pixels, these have 224"):
+        hub.vit(64, 2, 2, 224, 8, 7, tmp_path / "vit")

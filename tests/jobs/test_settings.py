@@ -88,8 +88,17 @@ def test_learning_rates():
     assert [factor(stairs, s, 100, 10) for s in (29, 30, 60)] == pytest.approx([1.0, 0.1, 0.01])
     line = Settings(batch=1, rate=1.0, schedule="linear")
     assert factor(line, 75, 100, 10) == 0.25
+    counted = Settings(batch=1, rate=1.0, warmup=5, warmup_steps=4, schedule="constant")
+    assert [factor(counted, s, 100, 10) for s in (0, 3, 4)] == [0.25, 1.0, 1.0]
     flat = Settings(batch=1, rate=1.0, schedule="constant")
     assert factor(flat, 99, 100, 10) == 1.0
+
+
+def test_rates_of_all_workers_together():
+    for by_workers, expected in ((False, 0.1), (True, 0.4)):
+        settings = Settings(batch=1, rate=0.1, rate_by_workers=by_workers)
+        groups = optimizer_of(torch.nn.Linear(2, 2), settings, 4, None).param_groups
+        assert [group["base"] for group in groups] == pytest.approx([expected] * 2)
 
 
 def test_a_recipe_that_applies_momentum_clips_and_decays_as_the_optimizer_would():
@@ -102,6 +111,8 @@ def test_a_recipe_that_applies_momentum_clips_and_decays_as_the_optimizer_would(
     assert group["momentum"] == 0.0 and group["weight_decay"] == pytest.approx(0.05)
     given = recipes.topk(memory=MomentumCorrected(clip=3.0))
     assert memories(with_momentum(given, settings, 4))[0].clip == 3.0
+    heavy = recipes.topk(memory=MomentumCorrected(momentum=0.5))
+    assert memories(with_momentum(heavy, settings, 4))[0].momentum == 0.5
     plain = recipes.topk()
     assert with_momentum(plain, settings, 4) == plain
     assert optimizer_of(net, settings, 4, plain).param_groups[0]["momentum"] == 0.8

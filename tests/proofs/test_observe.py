@@ -141,6 +141,30 @@ def test_notes_of_one_rank_can_be_worked_out_by_hand():
     assert note.overlap == 1.0
 
 
+def test_notes_of_three_ranks_can_be_worked_out_by_hand():
+    """xi is asked in the parameter's own shape: the largest of every row, not of all."""
+    note = watched(recipes.adtopk(density=0.1), steps=1)[0][0]
+    every = []
+    for rank in range(3):
+        draw = torch.Generator().manual_seed(rank)
+        x = -torch.randn(SHAPE, generator=draw)
+        every.append(x + 0.1 * torch.randn(SHAPE, generator=draw))
+
+    def largest(x):
+        at = x.abs().topk(3, dim=1).indices
+        return torch.zeros_like(x).scatter_(1, at, x.gather(1, at))
+
+    mean = sum(every) / 3
+    sent = sum(map(largest, every)) / 3
+    xi = (largest(mean) - sent).norm() / mean.norm()
+    assert note.xi == pytest.approx(float(xi), rel=1e-4)
+    kept = int((sent != 0).sum())
+    random = (1 - kept / 600) * mean.square().sum()
+    assert note.delta == pytest.approx(float((mean - sent).square().sum() / random), rel=1e-4)
+    assert note.overlap == pytest.approx((180 - kept) / (2 * kept)) and 0 < note.overlap < 1
+    assert note.missing == 0.0
+
+
 def test_ranks_agree_on_what_is_common_to_them():
     every = watched(recipes.topk(density=0.05))
     for notes in every[1:]:

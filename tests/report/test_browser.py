@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.jobs import config
-from thinwire.jobs.loop import Outcome
 from thinwire.report import compared, page
 
 pytest.importorskip("matplotlib")
@@ -19,22 +17,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
 
-def entry(recipe: str, slope: float) -> compared.Entry:
-    run = config.made({"job": "mlp", "size": "tiny", "recipe": recipe})
-    steps = range(1, 61)
-    records = [{"step": s, "loss": 2 / (1 + slope * s), "bytes_sent": 1000 * s * slope,
-                "elapsed": 0.01 * s} for s in steps]  # fmt: skip
-    records += [{**r, "accuracy": 1 - r["loss"] / 3} for r in records[::10]]
-    seconds = {"select": 0.1, "exchange": 0.3, "scatter": 0.05, "exposed": 0.2}
-    metrics = {"steps": 60, "bytes_sent": 60_000, "bytes_dense": 600_000, "messages": 360,
-               "density": 0.05, "skipped_steps": 0, "seconds": seconds}  # fmt: skip
-    outcome = Outcome(recipe=recipe, figures={"accuracy": 0.9}, loss=0.1, first_loss=2.0, steps=60,
-                      seconds=0.6, step_seconds=0.01, metrics=metrics, finished=True)  # fmt: skip
-    return compared.Entry(run=run, outcome=outcome, records=records)
-
-
 @pytest.fixture
-def report(tmp_path):
+def report(tmp_path, entry):
     path = tmp_path / "report.html"
     page.write(compared.page([entry("dense()", 0.1), entry("topk(density=0.05)", 0.08)]), path)
     return path

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from thinwire import recipes
 from thinwire.cli.app import app, console, reported
-from thinwire.jobs import config, logs, loop
+from thinwire.jobs import config, launch, logs, loop
 from thinwire.jobs.config import Run
 from thinwire.jobs.launch import Place
 from thinwire.lab import workers as local
@@ -41,7 +42,10 @@ def prove(
         ]  # fmt: skip
         for call in recipe:  # PyTorch's own ways cannot be looked into, and some recipes neither
             Study(recipes.parse(call), every).wrap(recipes.parse(call))
+        if (launch.launched() or (0, 1))[1] > 1:
+            raise ValueError("prove starts workers of its own; run it without a launcher")
         if out is not None:
+            page.possible()
             logs.prepared(out)
         proofs: list[Proof] = local.run(workers, _worker, runs, every)[0]
         if out is not None:
@@ -75,11 +79,11 @@ def _json(proofs: list[Proof]) -> str:
 
 
 def _table(proof: Proof) -> Table:
-    table = Table(box=None, pad_edge=False, title=proof.recipe, title_justify="left")
+    table = Table(box=None, pad_edge=False, title=escape(proof.recipe), title_justify="left")
     head, *rows = as_rows(proof)
     for number, name in enumerate(head):
         table.add_column(name, justify="left" if number in (0, 4, 5) else "right")
     colours = {"held": "green", "violated": "red", "told": "dim"}
     for row in rows:
-        table.add_row(*row[:4], f"[{colours[row[4]]}]{row[4]}[/]", row[5])
+        table.add_row(*row[:4], f"[{colours[row[4]]}]{row[4]}[/]", escape(row[5]))
     return table

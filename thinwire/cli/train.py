@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -42,7 +43,7 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="A setting, as rate=0.1; repeatable.")
 ]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
-Steps = Annotated[int | None, typer.Option(help="Steps, instead of epochs.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps, instead of epochs.")]
 Batch = Annotated[int | None, typer.Option(help="Examples a worker.")]
 Rate = Annotated[float | None, typer.Option(help="Highest learning rate.")]
 
@@ -71,13 +72,13 @@ def train(
     Ctrl-C and SIGTERM finish the step, save, and end.
     """
     with reported():
+        if resume is not None and out not in (None, resume):
+            raise ValueError("--resume goes on in its own folder; give it without --out")
         base = config.read(config_file) if config_file else {}
         if resume is not None:
             base = _over(config.read(resume / logs.CONFIG), base)
         given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
-        flags = {"job": job, "recipe": recipe, "size": size, "data": data, "net": net,
-                 "workers": workers,
-                 "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
+        flags = _flags(job, recipe, size, data, net, workers, checkpoint)
         run = config.made(_merged(base, flags, given, setting))
         folder = resume or out
         group = Group.of(workers, run, 2)
@@ -93,7 +94,7 @@ def train(
     console.print(f"{examples / outcome.step_seconds:.4g} examples a second", highlight=False)
     if not outcome.finished:
         where = f"; go on with --resume {folder}" if folder is not None else ""
-        console.print(f"Stopped after step {outcome.steps}{where}.", highlight=False)
+        console.print(f"Stopped after step {outcome.steps}{where}.", highlight=False, markup=False)
 
 
 @app.command()
@@ -123,16 +124,16 @@ def compare(
         base = config.read(config_file) if config_file else {}
         given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate}
         runs = []
-        for name in job:
-            for call in recipe:
-                flags = {"job": name, "recipe": call, "size": size, "data": data, "net": net,
-                         "workers": workers,
-                         "checkpoint": None if checkpoint is None else str(checkpoint)}  # fmt: skip
+        for name in dict.fromkeys(job):
+            for call in dict.fromkeys(recipe):
+                flags = _flags(name, call, size, data, net, workers, checkpoint)
                 made = config.made(_merged(base, flags, given, setting))
                 group = Group.of(workers, made, 4)
                 made = replace(made, workers=group.world)
                 runs += [_seeded(made, s) for s in _seeds(seeds, made.settings.seed)]
         placed = [(run, None if out is None else out / runner.folder(run)) for run in runs]
+        if out is not None:
+            page.possible()
         book = None if out is None else out / ledger.NAME
         outcomes = _run(placed, group, True, book)
     if not group.first:
@@ -148,7 +149,7 @@ def compare(
             entries = [compared.Entry.read(f, run) for run, f in placed if f and runner.result(f)]
             if entries:
                 page.write(compared.page(entries), out / "report.html")
-                console.print(f"{out / 'report.html'}", highlight=False)
+                console.print(f"{out / 'report.html'}", highlight=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,12 @@ class Group:
     @staticmethod
     def of(asked: int | None, run: Run, default: int) -> Group:
         """As many as were asked for; else the launcher's, the configuration's or the default."""
-        found = launch.launched() if asked is None else None
-        if found is not None:
+        found = launch.launched()
+        if found is not None and asked is not None and found[1] > 1:
+            raise ValueError(
+                f"a launcher has started {found[1]} of us already; give it without --workers"
+            )
+        if found is not None and asked is None:
             if run.net != "none":
                 raise ValueError("--net shapes the links of --workers, not those of a launcher")
             return Group(found[0], found[1], True)
@@ -172,6 +177,17 @@ class Group:
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+
+def _flags(
+    job: str, recipe: str | None, size: str | None, data: str | None, net: str | None,
+    workers: int | None, checkpoint: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    """As config.toml has them."""
+    return {
+        "job": job, "recipe": recipe, "size": size, "data": data, "net": net, "workers": workers,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }  # fmt: skip
 
 
 def _merged(
@@ -184,8 +200,8 @@ def _merged(
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set takes name=value, got {text!r}")
-        settings[name] = _value(value)
-        asked.add(name)
+        settings[name.strip()] = _value(value)
+        asked.add(name.strip())
     if {"epochs", "steps"} <= asked:
         raise ValueError("a length is given in epochs or in steps, not both")
     if "epochs" in asked:  # over a job, or a file, that counts in steps
@@ -215,7 +231,7 @@ def _seeds(text: str | None, default: int) -> list[int]:
     if text is None:
         return [default]
     try:
-        return [int(seed) for seed in text.split(",")]
+        return list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
         raise ValueError(f"--seeds are numbers with commas, as 0,1,2; got {text!r}") from None
 
@@ -231,8 +247,9 @@ def _run(
     book: Path | None = None,
 ) -> list[Outcome]:
     """All runs, with a bar each."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-               TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}"))  # fmt: skip
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+               MofNCompleteColumn(), TimeRemainingColumn(compact=True),
+               TextColumn("{task.fields[note]}"))  # fmt: skip
     with Progress(*columns, console=console, disable=not group.first) as progress:
         tasks: dict[int, TaskID] = {}
 
@@ -280,11 +297,12 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
 
 
 def shown(rows: list[list[str]], title: str | None) -> Table:
-    """Rows, of which the first is the head, for a terminal."""
-    table = Table(box=None, pad_edge=False, title_justify="left", title=title)
+    """Rows, of which the first is the head, for a terminal. Brackets of recipes are no markup."""
+    table = Table(box=None, pad_edge=False, title_justify="left",
+                  title=None if title is None else escape(title))  # fmt: skip
     head, *rest = rows
     for number, name in enumerate(head):
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rest:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table

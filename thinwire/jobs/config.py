@@ -39,7 +39,12 @@ class Run:
 
     def reducer(self) -> Reducer | None:
         """None for what PyTorch does by itself."""
-        return None if self.recipe in BASELINES else recipes.parse(self.recipe)
+        if self.recipe in BASELINES:
+            return None
+        try:
+            return recipes.parse(self.recipe)
+        except recipes.UnknownRecipe as error:
+            raise ValueError(f"{error}; PyTorch's own are {', '.join(BASELINES)}") from None
 
 
 def checked(values: dict[str, Any]) -> dict[str, Any]:

@@ -51,18 +51,21 @@ def corrects_momentum(recipe: Reducer | None) -> bool:
 
 
 def with_momentum(recipe: Reducer, settings: Settings, world: int) -> Reducer:
-    """A recipe that applies momentum itself applies as much as the optimizer would have.
+    """A recipe that applies momentum itself applies as much as the optimizer would have, unless
+    it asks for another.
 
     It clips too: what it hands on is momentum of many steps, whose norm is no gradient's. One
     worker's gradient is larger than the average, by sqrt(workers) if noise is all, and is held at
     so much more; the memory divides by the root, since DGC means gradients that are added up.
     """
-    momentum, clip = settings.momentum, settings.clip * world or None
+    usual = MomentumCorrected()
 
     def change(part: Any) -> Any:
         if not isinstance(part, MomentumCorrected):
             return part
-        return replace(part, momentum=momentum, clip=clip if part.clip is None else part.clip)
+        momentum = settings.momentum if part.momentum == usual.momentum else part.momentum
+        clip = settings.clip * world or None if part.clip is None else part.clip
+        return replace(part, momentum=momentum, clip=clip)
 
     changed: Reducer = rebuilt(recipe, change)
     return changed

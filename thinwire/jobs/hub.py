@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.jobs.data.source import MissingData
-from thinwire.lab.workers import Refused
+from thinwire.jobs.data.source import MissingData, wanted
 
 LAYOUT = "a checkpoint folder with config.json, model.safetensors and tokenizer.json"
 
@@ -41,7 +40,12 @@ def vit(
     """Vision transformer. Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
     transformers = _library()
     if checkpoint is not None:
-        return _loaded(transformers.ViTForImageClassification, checkpoint, classes)
+        loaded: Any = _loaded(transformers.ViTForImageClassification, checkpoint, classes)
+        known = loaded.config.image_size
+        if known != side:
+            raise MissingData(f"{checkpoint} is for pictures of {known} pixels, these have {side}")
+        found: nn.Module = loaded
+        return found
     config = transformers.ViTConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * width, image_size=side, patch_size=patch, num_labels=classes,
@@ -88,11 +92,7 @@ def bert(
 
 def _library() -> Any:
     """Loaded when first needed: it takes a while."""
-    try:
-        import transformers
-    except ImportError:
-        raise Refused("this job needs transformers: pip install 'thinwire[jobs]'") from None
-    return transformers
+    return wanted("transformers")
 
 
 def _loaded(kind: Any, folder: Path, classes: int | None = None) -> nn.Module:
@@ -109,12 +109,12 @@ def _loaded(kind: Any, folder: Path, classes: int | None = None) -> nn.Module:
     except Exception as error:  # torn, foreign, of another model: all of them say it differently
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MissingData(f"{folder} cannot be loaded ({first}); expected {LAYOUT}") from None
-    wanted = kind.config_class.model_type
-    if found != wanted:
-        raise MissingData(f"{folder} holds a {found}; this job continues a {wanted}, give one")
+    kin = kind.config_class.model_type
+    if found != kin:
+        raise MissingData(f"{folder} holds a {found}; this job continues a {kin}, give one")
     inside = [name for name in read["missing_keys"] if name.startswith(net.base_model_prefix)]
     missing = [name for name in inside if "pooler" not in name]  # some heads do without
     if missing:
-        raise MissingData(f"{folder} lacks {missing[0]} and more; save the whole {wanted} again")
+        raise MissingData(f"{folder} lacks {missing[0]} and more; save the whole {kin} again")
     loaded: nn.Module = net
     return loaded

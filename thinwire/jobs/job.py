@@ -49,6 +49,8 @@ class Settings:
             value = getattr(self, f.name)
             if f.type == "float" and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, f.name, float(value))
+            if f.type == "float" and not abs(value) < math.inf:
+                raise ValueError(f"{f.name} must be a finite number, got {value!r}")
         _least(self, 1, "batch", "accumulate")
         _least(self, 0, "steps", "warmup_steps", "seed", "loaders", "momentum", "weight_decay",
                "warmup", "clip", "score_every", "save_every")  # fmt: skip
@@ -62,7 +64,7 @@ class Settings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)!r}")
         if not self.momentum < 1:
             raise ValueError(f"momentum must be below 1, got {self.momentum!r}")
-        if not self.steps and not 0 < self.epochs < math.inf:
+        if not self.steps and not self.epochs > 0:
             raise ValueError(f"give steps, or epochs above 0; got epochs={self.epochs!r}")
 
     def of_epochs(self, epochs: float, each: int) -> int:
@@ -80,8 +82,8 @@ def settings_of(values: Mapping[str, Any], base: Settings) -> Settings:
         if name not in known:
             raise ValueError(f"unknown setting {name!r}; known are {', '.join(known)}")
         like = known[name]
-        if isinstance(like, tuple) and isinstance(value, list | tuple):
-            value = tuple(float(v) for v in value)
+        if isinstance(like, tuple):
+            value = _numbers(name, value)
         elif isinstance(like, float) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if type(value) is not type(like):
@@ -108,8 +110,14 @@ class Source:
                 raise MissingData(f"--size paper needs --data: {expected}, or fake for throughput")
             return None
         path = Path(self.data)
-        if not path.exists():
-            raise MissingData(f"there is no {path}; --data expects {expected}, or fake")
+        try:
+            path.stat()
+            if path.is_dir():
+                next(path.iterdir(), None)
+        except FileNotFoundError:
+            raise MissingData(f"there is no {path}; --data expects {expected}, or fake") from None
+        except OSError as error:  # not ours to read, or no name at all
+            raise MissingData(f"cannot read {path}: {error.strerror}") from None
         return path
 
 
@@ -138,6 +146,13 @@ class Job:
 def quick(batch: int, rate: float, steps: int, **more: Any) -> Settings:
     """A few steps, nothing saved or scored on the way."""
     return Settings(batch=batch, rate=rate, steps=steps, score_every=0, save_every=0, **more)
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    listed = isinstance(values, list | tuple)
+    if not listed or not all(isinstance(v, int | float) and abs(v) < math.inf for v in values):
+        raise ValueError(f"{name} is a list of numbers, as [30, 60]; got {values!r}")
+    return tuple(float(v) for v in values)
 
 
 def _least(settings: Settings, least: int, *names: str) -> None:

@@ -56,7 +56,7 @@ def join() -> Place:
     return Place(rank=rank, world=world, device=device)
 
 
-def agreed(work: Callable[[], None]) -> None:
+def agreed(work: Callable[[], object]) -> None:
     """Every rank's work. If any was refused all are, in the words of the first: nobody waits for a
     rank that has gone, and rank 0 can say why."""
     problem = b""

@@ -9,11 +9,12 @@ lines; the last one counts.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,26 +96,40 @@ def append(path: Path, line: Line) -> None:
 
 
 def complete(path: Path, line: Line) -> None:
-    """Append it if the process that has run it was killed before it could."""
-    if not path.exists() or all(line.key != other.key for other in read([path])):
+    """Append it if the process that has run it was killed before it could.
+
+    It may have been killed in the middle of a line, which then is none.
+    """
+    if not path.exists() or all(line.key != key for key in _keys(path)):
         append(path, line)
+
+
+def _keys(path: Path) -> Iterator[str]:
+    for number, written in enumerate(_lines(path), 1):
+        with contextlib.suppress(Refused):
+            yield _line(written, path, number).key
 
 
 def read(paths: Sequence[Path]) -> list[Line]:
     """Every run once, in the order in which they were first done."""
     found: dict[str, Line] = {}
     for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise Refused(f"cannot read {path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise Refused(f"{path} is no text; give a results.jsonl of a comparison") from None
-        for number, written in enumerate(text.splitlines(), 1):
+        for number, written in enumerate(_lines(path), 1):
             if written.strip():
                 line = _line(written, path, number)
                 found[line.key] = line
+    if not found:
+        raise Refused(f"{', '.join(map(str, paths))} hold no result yet; compare something first")
     return list(found.values())
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Refused(f"{path} is no text; give a results.jsonl of a comparison") from None
 
 
 def _line(text: str, path: Path, number: int) -> Line:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ CONFIG, LOG, RESULT = "config.toml", "log.jsonl", "result.json"
 
 def prepared(out: Path) -> None:
     """Whether things can be written there; nothing is left behind."""
-    missing = [path for path in (out, *out.parents) if not path.exists()]
+    missing: list[Path] = []
     try:
+        missing += [path for path in (out, *out.parents) if not path.exists()]
         out.mkdir(parents=True, exist_ok=True)
         probe = out / ".probe"
         try:
@@ -34,15 +37,43 @@ def prepared(out: Path) -> None:
                 path.rmdir()
 
 
-def written(path: Path, text: str) -> None:
+@contextlib.contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Nobody else writes there meanwhile; a folder that stays empty does not stay."""
+    missing = [path for path in (out, *out.parents) if not path.exists()]
+    folder = _writing(out, lambda: _locked(out))
+    try:
+        yield
+    finally:
+        os.close(folder)
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _locked(out: Path) -> int:
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise Refused(f"another training writes in {out}; wait for it, or give another") from None
+    except OSError:  # of a file system that has no locks
+        return folder
+    return folder
+
+
+def written(path: Path, content: str | bytes) -> None:
     """All of it or nothing."""
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise Refused(f"cannot write {path}: {error.strerror}") from None
 
 
@@ -89,13 +120,9 @@ class Log:
 
     def add(self, record: dict[str, Any]) -> None:
         line = (json.dumps(plain(record)) + "\n").encode()
-        size = self._file.tell()
         try:
-            if self._file.write(line) != len(line):
-                raise OSError(28, "No space left on device")
+            _Whole(self._file).write(line)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(size)  # no torn line
             raise Refused(f"cannot write {self._path}: {error.strerror}") from None
         if self._board is not None:
             board = self._board
@@ -105,6 +132,24 @@ class Log:
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+class _Whole:
+    """A file without a buffer, into which all that is handed over at once goes, or none of it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, content: bytes) -> None:
+        size = self._file.tell()
+        try:
+            if self._file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(size)
+                self._file.seek(size)
+            raise
 
 
 class Board:
@@ -119,9 +164,12 @@ class Board:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         folder.mkdir(parents=True, exist_ok=True)
+        if not after:  # what a run that began here and was killed has drawn
+            for stale in folder.glob("events.out.tfevents.*"):
+                stale.unlink()
         name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         self._file = (folder / name).open("wb", buffering=0)
-        self._records = RecordWriter(self._file)
+        self._records = RecordWriter(_Whole(self._file))
         self._write(file_version="brain.Event:2")
         if after:  # what an interrupted run has drawn beyond is forgotten
             began = event_pb2.SessionLog(status=event_pb2.SessionLog.START)

@@ -25,6 +25,7 @@ from thinwire.jobs.launch import Place, agreed
 from thinwire.jobs.tally import Tally
 from thinwire.lab.baselines import Baseline
 from thinwire.lab.workers import Refused
+from thinwire.layout import Layout
 from thinwire.protocols import Reducer
 
 Wrap = Callable[[Reducer], Reducer]
@@ -58,7 +59,10 @@ class Training:
         agreed(lambda: made.append(task.net()))  # a checkpoint may be missing on one machine
         self.net = made[0].to(place.device).train()
         recipe = run.reducer()
-        recipe = None if recipe is None else with_momentum(recipe, settings, place.world)
+        if recipe is not None:
+            recipe = with_momentum(recipe, settings, place.world)
+            price, layout = recipe.traffic, Layout.of(dict(self.net.named_parameters()))
+            agreed(lambda: price(layout, place.world))  # which says whether it fits this network
         self.clip = 0.0 if corrects_momentum(recipe) else settings.clip
         self.optimizer = optimizer_of(self.net, settings, place.world, recipe)
         scaled = settings.precision == "fp16"
@@ -75,15 +79,15 @@ class Training:
             self.sync = attach(self.model, wrap(recipe), optimizer=self.optimizer, scaler=scaler)
         torch.manual_seed(settings.seed * 1000 + place.rank)  # dropout is every rank's own
         together = settings.batch * settings.accumulate * place.world
-        self.each = len(task.train) // together  # steps an epoch
-        self.total = settings.total(max(1, self.each))
+        self.each = max(1, len(task.train) // together)  # steps an epoch
+        self.total = settings.total(self.each)
         self.step = 0
         self.tally = Tally(place.world, sum(p.numel() for p in self.net.parameters()))
 
     def take(self, part: list[Batch]) -> Tensor:
         """One step over these batches; their mean loss."""
         settings = self.run.settings
-        rate = factor(settings, self.step, self.total, max(1, self.each))
+        rate = factor(settings, self.step, self.total, self.each)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * rate
         total = torch.zeros((), device=self.place.device)

@@ -13,6 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.jobs import config, launch, ledger, logs, loop, saved
+from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import Run
 from thinwire.jobs.launch import Place
 from thinwire.jobs.ledger import Line
@@ -31,7 +33,7 @@ from thinwire.lab.workers import Refused
 
 EVERY = 0.1  # seconds between reports of a step
 LONGEST = 100  # letters of a recipe in a folder's name
-LENGTHS = {"epochs", "steps", "score_every", "save_every", "loaders"}  # may change on a resume
+MAY_CHANGE = {"epochs", "steps", "score_every", "save_every", "loaders", "data"}  # on a resume
 AFRESH = ("powersgd-hook",)  # keeps a state that we cannot save
 NEW, BEGUN, DONE = range(3)
 Report = Callable[[Any], None]
@@ -92,8 +94,8 @@ def prepared(run: Run, out: Path, resume: bool) -> None:
     if begun and not resume:
         raise Refused(f"{out} holds a run already; give --resume {out} to go on, or another --out")
     changed = _changed(run, out) if begun else set()
-    if changed - LENGTHS:
-        names = ", ".join(sorted(changed - LENGTHS))
+    if changed - MAY_CHANGE:
+        names = ", ".join(sorted(changed - MAY_CHANGE))
         raise Refused(f"{out} holds a run with other settings ({names}); give another --out")
 
 
@@ -128,21 +130,30 @@ def _all(
 ) -> list[Outcome]:  # fmt: skip
     """Outcomes of this rank; of runs that were done before only rank 0 has them."""
     outcomes: list[Outcome] = []
+    launch.agreed(partial(_look_ahead, [run for run, _ in runs]))
     for number, (run, out) in enumerate(runs):
-        standing = _standing(place, run, out)
-        if standing == DONE and out is not None:
-            found = partial(_found, run, out, outcomes, place.world, net, book)
-            launch.agreed(found if place.rank == 0 else lambda: None)
-            continue
-        said = _numbered(report, number)
-        outcome = _one(place, run, out, standing == BEGUN, said, asked)
-        outcomes.append(outcome)
-        if not outcome.finished:
-            break
-        if out is not None:
-            kept = partial(_kept, run, out, outcome, place.world, net, book)
-            launch.agreed(kept if place.rank == 0 else lambda: None)
+        with ExitStack() as claim:
+            standing = _standing(place, run, out, claim)
+            if standing == DONE and out is not None:
+                found = partial(_found, run, out, outcomes, place.world, net, book)
+                launch.agreed(found if place.rank == 0 else lambda: None)
+                continue
+            said = _numbered(report, number)
+            outcome = _one(place, run, out, standing == BEGUN, said, asked)
+            outcomes.append(outcome)
+            if not outcome.finished:
+                break
+            if out is not None:
+                kept = partial(_kept, run, out, outcome, place.world, net, book)
+                launch.agreed(kept if place.rank == 0 else lambda: None)
     return outcomes
+
+
+def _look_ahead(runs: list[Run]) -> None:
+    """Whether the jobs to come will find their data, before hours are spent on the first."""
+    jobs = {run.job: run for run in runs}
+    for run in list(jobs.values()) if len(jobs) > 1 else ():
+        find(run.job).make(run.size, run.source())
 
 
 def _found(
@@ -165,13 +176,14 @@ def _numbered(report: Report, number: int) -> Report:
     return lambda record: report((number, record))
 
 
-def _standing(place: Place, run: Run, out: Path | None) -> int:
-    """New, begun or done, as rank 0 sees it."""
+def _standing(place: Place, run: Run, out: Path | None, claim: ExitStack) -> int:
+    """New, begun or done, as rank 0 sees it, which has the folder for itself from now on."""
     if out is None:
         return NEW
     found = torch.zeros(1, dtype=torch.int64)
 
     def look() -> None:
+        claim.enter_context(logs.claimed(out))
         done = result(out) is not None and not _changed(run, out) & {"epochs", "steps"}
         if run.recipe in AFRESH and not done:
             saved.drop(out)

@@ -26,8 +26,6 @@ def save(out: Path, step: int, rank: int, shared: dict[str, Any], own: dict[str,
     """On all ranks. The folder gets its name when everything is in it; older ones go then."""
     home = out / _FOLDER
     final, part = home / f"step-{step:08d}", home / f".part-{step:08d}"
-    if final.exists():  # the same step of the same run
-        return
     _all_well("make a folder", out, lambda: _fresh(home, part) if rank == 0 else None)
     _all_well("save a checkpoint", out, lambda: _write(part, rank, shared, own), undo=part)
     _all_well("name a checkpoint", out, lambda: _name(home, part, final) if rank == 0 else None)

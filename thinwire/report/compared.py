@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     figure = headline(outcomes[0])
     rows = [["recipe", figure, "loss", "MB", "x less", "messages", "density", "ms", "s"]]
     rows += [[call, _score(found, figure), *_cells(found)] for call, found in groups.items()]
+    if figure == "loss":  # it was stopped before its first score
+        rows = [[row[0], *row[2:]] for row in rows]
     return rows
 
 
@@ -74,13 +77,17 @@ def _cells(outcomes: list[Outcome]) -> list[str]:
 
 
 def _score(outcomes: list[Outcome], name: str) -> str:
-    """The headline figure; with several seeds, their mean and standard deviation."""
+    """The headline figure; of several seeds their mean, standard deviation and number."""
     values = [o.figures[name] for o in outcomes if name in o.figures]
     if not values:
         return ""
     scale, unit = (100, " %") if in_percent(name) else (1, "")
     shown = f"{scale * statistics.mean(values):.4g}{unit}"
-    return f"{shown} ± {scale * statistics.stdev(values):.2g}" if len(values) > 1 else shown
+    if len(values) == 1:
+        return shown
+    if not all(map(math.isfinite, values)):  # a run that diverged; its deviation is no number
+        return f"{shown} ({len(values)})"
+    return f"{shown} ± {scale * statistics.stdev(values):.2g} ({len(values)})"
 
 
 def in_percent(name: str) -> bool:
@@ -140,6 +147,11 @@ def legend_below(figure: Any, axes: Any) -> None:
                   frameon=False, labelspacing=0.3)  # fmt: skip
 
 
+def as_text(name: str) -> str:
+    """A name for a drawing, where a pair of dollars would be a formula."""
+    return name.replace("$", r"\$")
+
+
 def curves(axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, y: str) -> None:
     """Records of several runs, a colour a recipe; losses are smoothed."""
     recipes = list(dict.fromkeys(recipe for recipe, _ in runs))
@@ -148,7 +160,7 @@ def curves(axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, 
         place, scale = recipes.index(recipe), 1e6 if x == "bytes_sent" else 1
         values = [r[y] for r in records]
         axes.plot([r[x] / scale for r in records], _smooth(values) if y == "loss" else values,
-                  color=HUES[place % len(HUES)], label=None if recipe in named else recipe,
+                  color=HUES[place % len(HUES)], label=None if recipe in named else as_text(recipe),
                   linewidth=1.4, marker="." if y != "loss" else None,
                   linestyle=DASHES[place // len(HUES) % len(DASHES)])  # fmt: skip
         named.add(recipe)
@@ -164,7 +176,8 @@ def _smooth(values: list[float]) -> list[float]:
 def _phases(entries: Sequence[Entry]) -> Any:
     """Milliseconds a step of every phase; what is exposed is what the step really waits for."""
     chosen = [e for e in _ones(entries) if e.outcome.metrics["seconds"]]
-    figure, axes = plain_figure(7.0, 0.9 + 0.45 * max(1, len(chosen)))
+    names = _numbered(chosen)
+    figure, axes = plain_figure(7.0, 0.9 + 0.45 * max(1, len(chosen)) + lines_of(names))
     for row, entry in enumerate(chosen):
         steps, left = max(1, entry.outcome.metrics["steps"]), 0.0
         for number, phase in enumerate(PHASES[:3]):
@@ -175,11 +188,12 @@ def _phases(entries: Sequence[Entry]) -> Any:
         exposed = 1e3 * entry.outcome.metrics["seconds"].get("exposed", 0.0) / steps
         axes.plot([exposed], [row], marker="|", markersize=14, color=INK, linestyle="none",
                   label="exposed" if row == 0 else None)  # fmt: skip
-    axes.set_yticks(range(len(chosen)), [entry.run.recipe for entry in chosen])
+    axes.set_yticks(range(len(chosen)), list(names))
     axes.invert_yaxis()
     axes.set_xlabel("ms a step, on the lane beside backward")
     if chosen:
         axes.legend(fontsize=7, frameon=False)
+    _names_below(figure, names)
     return figure
 
 
@@ -187,21 +201,34 @@ def _bars(entries: Sequence[Entry]) -> Any:
     chosen = _ones(entries)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 0.9 + 0.35 * len(chosen)), facecolor=PAPER, layout="constrained")
+    names = _numbered(chosen)
+    size = (7.0, 0.9 + 0.35 * len(chosen) + lines_of(names))
+    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    names = [entry.run.recipe for entry in chosen]
-    left.barh(names, [1 / max(entry.outcome.step_seconds, 1e-9) for entry in chosen], color=HUES[0])
+    rates = [1 / max(entry.outcome.step_seconds, 1e-9) for entry in chosen]
+    left.barh(list(names), rates, color=HUES[0])
     left.set_xlabel("steps a second")
     left.invert_yaxis()
     sent = [entry.outcome.metrics["bytes_sent"] / max(1, entry.outcome.metrics["steps"]) / 1e3
             for entry in chosen]  # fmt: skip
-    right.barh(names, sent, color=HUES[1])
+    right.barh(list(names), sent, color=HUES[1])
     right.set_xlabel("KB a step from a worker")
     if any(sent):  # one worker sends nothing
         right.set_xscale("log")
     for axes in (left, right):
         plain(axes)
+    _names_below(figure, names)
     return figure
+
+
+def _numbered(entries: Sequence[Entry]) -> dict[str, str]:
+    """Recipes by number: beside a bar there is no room for a long name."""
+    return {str(number): entry.run.recipe for number, entry in enumerate(entries, 1)}
+
+
+def _names_below(figure: Any, names: dict[str, str]) -> None:
+    text = "\n".join(f"{number}  {as_text(name)}" for number, name in names.items())
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=6.5, linespacing=1.3)
 
 
 def _ones(entries: Sequence[Entry]) -> list[Entry]:

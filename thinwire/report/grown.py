@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.jobs import logs
 from thinwire.jobs.ledger import Line
 from thinwire.lab.workers import Refused
 from thinwire.report.compared import (
@@ -22,6 +23,7 @@ from thinwire.report.compared import (
 from thinwire.report.pattern import PAPER
 
 LOWER = ("loss", "test_loss", "perplexity", "wer")  # figures of which less is better
+KINDS = ("png", "svg", "pdf")
 ACROSS = ("step", "bytes_sent", "elapsed")
 
 
@@ -91,13 +93,12 @@ def drawing(lines: Sequence[Line]) -> Any:
 
 def draw(lines: Sequence[Line], path: Path) -> None:
     """The drawing as a file of the kind its name says."""
-    part = path.with_name(f".part-{path.name}")
-    try:
-        drawing(lines).savefig(part, dpi=110)
-        os.replace(part, path)
-    except (OSError, ValueError) as error:
-        part.unlink(missing_ok=True)
-        raise Refused(f"cannot draw {path} ({error}); give a name that ends in .png") from None
+    kind = path.suffix[1:].lower()
+    if kind not in KINDS:
+        raise Refused(f"cannot draw {path}; give a name that ends in .{', .'.join(KINDS)}")
+    image = io.BytesIO()
+    drawing(lines).savefig(image, dpi=110, format=kind)
+    logs.written(path, image.getvalue())
 
 
 def _with_reach(rows: list[list[str]], lines: list[Line], value: float) -> list[list[str]]:

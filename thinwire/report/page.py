@@ -6,8 +6,11 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from thinwire.jobs import logs
 
 _TEMPLATE = """<!doctype html>
 <html lang="en">
@@ -87,14 +90,14 @@ def html(page: Page) -> str:
 
 
 def write(page: Page, path: Path) -> None:
-    """All of it or nothing."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(html(page), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    logs.written(path, html(page))
+
+
+def possible() -> None:
+    """Asked before hours of work, of which a page is to tell."""
+    for name in ("jinja2", "matplotlib"):
+        if find_spec(name) is None:
+            raise ValueError(f"a page needs {name}: pip install 'thinwire[plots]'")
 
 
 def drawing(figure: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+from thinwire.jobs import logs
 from thinwire.lab import patterns
 from thinwire.lab.tracing import Trace
 
@@ -28,9 +30,9 @@ def draw(trace: Trace, path: Path) -> None:
         f"{setting.call}   {trace.params:,} parameters, {setting.world} workers, {where}",
         fontsize=9, color=INK, x=0.01, ha="left",
     )  # fmt: skip
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, format="png")
-    part.replace(path)
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    logs.written(path, image.getvalue())
 
 
 def _matrix(axes: Any, trace: Trace) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.proofs.observe import Note
 from thinwire.proofs.study import Proof, as_rows
-from thinwire.report.compared import DASHES, legend_below, lines_of, plain_figure
+from thinwire.report.compared import DASHES, as_text, legend_below, lines_of, plain_figure
 from thinwire.report.page import Page, Section, drawing
 from thinwire.report.pattern import HUES
 
@@ -54,7 +54,7 @@ def _curve(proofs: Sequence[Proof], name: str, of: Callable[[Note], float]) -> A
             if of(note) == of(note):
                 points.setdefault(note.step, []).append(of(note))
         axes.plot(list(points), [statistics.mean(v) for v in points.values()], marker=".",
-                  color=HUES[number % len(HUES)], label=proof.recipe,
+                  color=HUES[number % len(HUES)], label=as_text(proof.recipe),
                   linestyle=DASHES[number // len(HUES) % len(DASHES)])  # fmt: skip
     axes.set_xlabel("steps")
     axes.set_ylabel(name)

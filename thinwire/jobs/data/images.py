@@ -126,7 +126,10 @@ def folders(folder: Path, side: int) -> tuple[Data, Data]:
 
 
 def kinds(root: Path) -> list[str]:
-    return sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    try:
+        return sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+    except OSError as error:
+        raise MissingData(f"cannot read {root}: {error.strerror}") from None
 
 
 @dataclass(frozen=True)

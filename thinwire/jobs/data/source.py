@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,6 +109,14 @@ def in_order(size: int, batch: int, rank: int, world: int) -> list[Pick]:
     """Every example once, unchanged: this rank's batches of all."""
     parts = torch.arange(size).split(batch)
     return [Pick(part, None) for part in parts[rank::world]]
+
+
+def wanted(library: str) -> Any:
+    """A library that not all jobs need; loaded when first needed, which takes a while."""
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        raise Refused(f"this job needs {library}: pip install 'thinwire[jobs]'") from None
 
 
 def required(folder: Path, names: tuple[str, ...], layout: str) -> list[Path]:

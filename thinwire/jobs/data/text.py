@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.jobs.data.source import Batch, MissingData, contents
+from thinwire.jobs.data.source import Batch, MissingData, contents, wanted
 
 STANDARD = ("argparse.py", "ast.py", "datetime.py", "decimal.py", "inspect.py", "tarfile.py",
             "textwrap.py", "threading.py", "typing.py", "zipfile.py")  # fmt: skip
@@ -108,8 +108,7 @@ def spaced(text: str) -> list[str]:
 
 def pieces(train: str, most: int, checkpoint: Path | None = None) -> Any:
     """A byte-level BPE: the checkpoint's, or one learnt from this text."""
-    import tokenizers
-
+    tokenizers = wanted("tokenizers")
     if checkpoint is not None:
         return _checkpoint_tokenizer(checkpoint)
     learnt = tokenizers.ByteLevelBPETokenizer()
@@ -119,8 +118,7 @@ def pieces(train: str, most: int, checkpoint: Path | None = None) -> Any:
 
 def word_pieces(train: str, most: int, checkpoint: Path | None = None) -> Any:
     """BERT's vocabulary: the checkpoint's, or one learnt from this text."""
-    import tokenizers
-
+    tokenizers = wanted("tokenizers")
     if checkpoint is not None:
         return _checkpoint_tokenizer(checkpoint)
     learnt = tokenizers.BertWordPieceTokenizer(lowercase=True)
@@ -138,7 +136,7 @@ def word_pieces(train: str, most: int, checkpoint: Path | None = None) -> Any:
 
 
 def _checkpoint_tokenizer(folder: Path) -> Any:
-    import tokenizers
+    tokenizers = wanted("tokenizers")
 
     path = folder / "tokenizer.json"
     if not path.is_file():
