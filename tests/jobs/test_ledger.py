@@ -182,3 +182,18 @@ def test_the_documents_say_what_the_files_say(book):
     text = (BOOKS.parent / "results.md").read_text(encoding="utf-8")
     for title, rows in grown.tables(ledger.read([book])).items():
         assert f"{title}\n\n{grown.markdown(rows)}\n" in text, f"{book.name} has other results"
+
+
+def test_a_drawing_of_scores_by_bytes(tmp_path):
+    lines = [line("dense()", 0, 0.5), line("dense()", 1, 0.7), line("topk()", 0, 0.4)]
+    (axes,) = grown.scatter(lines).axes
+    bars, dots = axes.lines[::2], axes.lines[1::2]
+    assert [list(bar.get_ydata()) for bar in bars] == [[0.5, 0.7], [0.4, 0.4]]
+    assert [list(dot.get_ydata()) for dot in dots] == [[pytest.approx(0.6)], [0.4]]
+    assert all(list(dot.get_xdata()) == [1.0] for dot in dots)
+    assert [note.get_text() for note in axes.texts] == ["dense", "topk"]
+    book, picture = tmp_path / ledger.NAME, tmp_path / "s.png"
+    for one in lines:
+        ledger.append(book, one)
+    result = CliRunner().invoke(app, ["results", str(book), "--scatter", str(picture)])
+    assert result.exit_code == 0 and picture.read_bytes()[1:4] == b"PNG"

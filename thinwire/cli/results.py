@@ -19,13 +19,16 @@ def results(
     markdown: Annotated[bool, typer.Option("--markdown", help="As a document has it.")] = False,
     reach: Annotated[float | None, typer.Option(help="Tell when this score was reached.")] = None,
     draw: Annotated[Path | None, typer.Option(help="A picture of the scores on their way.")] = None,
+    scatter: Annotated[Path | None, typer.Option(help="A picture: scores by bytes.")] = None,
 ) -> None:
     """Print a table for every job and network; several seeds as mean and deviation."""
     with reported():
         lines = ledger.read(file)
         tables = grown.tables(lines, reach)
         if draw is not None:
-            grown.draw(lines, draw)
+            grown.draw(grown.drawing(lines), draw)
+        if scatter is not None:
+            grown.draw(grown.scatter(lines), scatter)
     for title, rows in tables.items():
         if markdown:
             console.print(f"{title}\n\n{grown.markdown(rows)}\n", markup=False,

@@ -51,15 +51,20 @@ def headline(outcome: Outcome) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """A row for every recipe of one job, its seeds together."""
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(outcome.recipe, []).append(outcome)
+    groups = by_recipe(outcomes)
     figure = headline(outcomes[0])
     rows = [["recipe", figure, "loss", "MB", "x less", "messages", "density", "ms", "s"]]
     rows += [[call, _score(found, figure), *_cells(found)] for call, found in groups.items()]
     if figure == "loss":  # it was stopped before its first score
         rows = [[row[0], *row[2:]] for row in rows]
     return rows
+
+
+def by_recipe(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.recipe, []).append(outcome)
+    return groups
 
 
 def _cells(outcomes: list[Outcome]) -> list[str]:

@@ -12,6 +12,7 @@ from thinwire.jobs import logs
 from thinwire.jobs.ledger import Line
 from thinwire.lab.workers import Refused
 from thinwire.report.compared import (
+    by_recipe,
     curves,
     headline,
     in_percent,
@@ -20,7 +21,7 @@ from thinwire.report.compared import (
     plain,
     table,
 )
-from thinwire.report.pattern import PAPER
+from thinwire.report.pattern import HUES, PAPER
 
 LOWER = ("loss", "test_loss", "perplexity", "wer")  # figures of which less is better
 KINDS = ("png", "svg", "pdf")
@@ -91,13 +92,41 @@ def drawing(lines: Sequence[Line]) -> Any:
     return figure
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
-    """The drawing as a file of the kind its name says."""
+def scatter(lines: Sequence[Line]) -> Any:
+    """What every recipe reached against what it sent, a drawing a place; seeds as a bar."""
+    from matplotlib.figure import Figure
+
+    rows = places(lines)
+    figure = Figure(figsize=(8.4, 5.0 * len(rows)), facecolor=PAPER, layout="constrained")
+    for axes, (place, mine) in zip(
+        figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows.items(), strict=True
+    ):
+        name = headline(mine[0].outcome)
+        for number, found in enumerate(by_recipe([line.outcome for line in mine]).values()):
+            scores = [outcome.figures.get(name, outcome.loss) for outcome in found]
+            sent = statistics.mean(outcome.metrics["bytes_sent"] for outcome in found) / 1e6
+            spread = [min(scores)], [max(scores)]
+            middle = statistics.mean(scores)
+            colour = HUES[number % len(HUES)]
+            axes.plot([sent, sent], [*spread[0], *spread[1]], color=colour, linewidth=1)
+            axes.plot([sent], [middle], marker="o", markersize=4, color=colour)
+            axes.annotate(found[0].recipe.split("(")[0], (sent, middle), xytext=(4, 2),
+                          textcoords="offset points", fontsize=7, color=colour)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xlabel("MB sent by a worker in the whole training")
+        axes.set_ylabel(name)
+        axes.set_title(place, fontsize=9, loc="left")
+        plain(axes)
+    return figure
+
+
+def draw(figure: Any, path: Path) -> None:
+    """A drawing as a file of the kind its name says."""
     kind = path.suffix[1:].lower()
     if kind not in KINDS:
         raise Refused(f"cannot draw {path}; give a name that ends in .{', .'.join(KINDS)}")
     image = io.BytesIO()
-    drawing(lines).savefig(image, dpi=110, format=kind)
+    figure.savefig(image, dpi=110, format=kind)
     logs.written(path, image.getvalue())
 
 
