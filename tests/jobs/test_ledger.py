@@ -191,7 +191,11 @@ def test_a_drawing_of_scores_by_bytes(tmp_path):
     assert [list(bar.get_ydata()) for bar in bars] == [[0.5, 0.7], [0.4, 0.4]]
     assert [list(dot.get_ydata()) for dot in dots] == [[pytest.approx(0.6)], [0.4]]
     assert all(list(dot.get_xdata()) == [1.0] for dot in dots)
-    assert [note.get_text() for note in axes.texts] == ["dense", "topk"]
+    assert [note.get_text() for note in axes.texts] == ["1", "2"]
+    (below,) = {band.get_supxlabel() for band in grown.scatter(lines).subfigs}
+    assert below == "1  dense()\n2  topk()"
+    (axes,) = grown.scatter([*lines, line("topk()", 1, float("nan"))]).axes
+    assert [note.get_text() for note in axes.texts] == ["1"]
     book, picture = tmp_path / ledger.NAME, tmp_path / "s.png"
     for one in lines:
         ledger.append(book, one)

@@ -7,7 +7,9 @@ import math
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -245,7 +247,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):
         log.add({"step": 1})
     if log._board is not None:
         log = logs.Log(tmp_path, 0)
-        log._board._records._writer = full.open("wb", buffering=0)
+        log._board._records._writer = SimpleNamespace(
+            write=partial(logs.put, full.open("wb", buffering=0))
+        )
         with pytest.raises(Refused, match=r"cannot write beside .*log\.jsonl: No space left"):
             log.add({"step": 1, "loss": 1.0})
 
@@ -305,23 +309,18 @@ def test_of_what_a_nearly_full_disk_takes_nothing_stays(tmp_path):
         """Room for ten bytes more."""
 
         def __init__(self, file):
-            self._file, self.tell, self.seek, self.truncate = (
-                file,
-                file.tell,
-                file.seek,
-                file.truncate,
-            )
+            self._file, self.tell, self.truncate = file, file.tell, file.truncate
 
         def write(self, content):
             return self._file.write(content[:10])
 
-    log = logs.Log(tmp_path, 0)
-    log.add({"step": 1})
-    before = (tmp_path / logs.LOG).read_bytes()
-    log._file = Nearly(log._file)
-    with pytest.raises(Refused, match=r"cannot write .*log\.jsonl: No space left"):
-        log.add({"step": 2, "loss": 1.0})
-    assert (tmp_path / logs.LOG).read_bytes() == before
+    for mode in ("ab", "wb"):
+        path = tmp_path / mode
+        with path.open(mode, buffering=0) as file:
+            logs.put(file, b"a whole line\n")
+            with pytest.raises(OSError, match="No space left"):
+                logs.put(Nearly(file), b"another that does not fit\n")
+        assert path.read_bytes() == b"a whole line\n"
 
 
 def test_a_run_begun_anew_draws_no_curves_of_the_one_before(tmp_path):
@@ -337,4 +336,8 @@ def test_files_may_have_moved_on_a_resume(tmp_path):
     run = made("dense()")
     (tmp_path / logs.LOG).write_text("{}\n")
     (tmp_path / logs.CONFIG).write_text(config.written(run))
-    runner.prepared(replace(run, data="elsewhere"), tmp_path, resume=True)
+    for data in ("fake", "elsewhere"):  # which is none of them
+        with pytest.raises(Refused, match=r"other settings \(data\)"):
+            runner.prepared(replace(run, data=data), tmp_path, resume=True)
+    (tmp_path / logs.CONFIG).write_text(config.written(replace(run, data="here/digits")))
+    runner.prepared(replace(run, data="/there/digits"), tmp_path, resume=True)

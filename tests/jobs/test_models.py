@@ -165,16 +165,12 @@ def test_figures_of_rows_that_were_counted():
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_networks_of_a_desktop_are_smaller(name):
+def test_every_size_can_be_made_and_a_desktops_is_smaller(name):
     sizes = {}
     for size in ("tiny", "small"):
         task = find(name).make(size, Source(data="fake"))
         with torch.device("meta"):
             sizes[size] = sum(p.numel() for p in task.net().parameters())
-        loss = None
-        if size == "tiny":
-            loss = task.loss(task.net(), task.train.batch(torch.arange(2), None))
-            assert loss.dim() == 0 and loss.isfinite()
     assert sizes["tiny"] <= sizes["small"] <= PUBLISHED.get(name, 10**8)
 
 

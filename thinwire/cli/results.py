@@ -10,7 +10,7 @@ import typer
 from thinwire.cli.app import app, console, reported
 from thinwire.cli.train import shown
 from thinwire.jobs import ledger
-from thinwire.report import grown
+from thinwire.report import grown, page
 
 
 @app.command()
@@ -23,6 +23,10 @@ def results(
 ) -> None:
     """Print a table for every job and network; several seeds as mean and deviation."""
     with reported():
+        for picture in (draw, scatter):
+            if picture is not None:
+                page.possible()
+                grown.check_kind(picture)
         lines = ledger.read(file)
         tables = grown.tables(lines, reach)
         if draw is not None:

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.jobs import logs
 from thinwire.lab import patterns, tracing
 
 SHOWN = 16  # ranks of a matrix that fit on a screen
@@ -117,12 +118,7 @@ def _written(found: tracing.Trace, out: Path) -> list[str]:
         "chrome.json": patterns.as_chrome(found),
     }
     for name, text in files.items():
-        part = out / f".{name}.part"
-        try:
-            part.write_text(text)
-            part.replace(out / name)
-        except OSError as error:
-            raise ValueError(f"cannot write {out / name} ({error}); name another --out") from None
+        logs.written(out / name, text)
     if importlib.util.find_spec("matplotlib") is None:
         return [*files, "no pattern.png (pip install 'thinwire[plots]')"]
     from thinwire.report.pattern import draw

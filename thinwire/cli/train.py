@@ -100,7 +100,9 @@ def train(
 @app.command()
 def compare(
     job: Annotated[list[str], typer.Argument(help="One job or several.")],
-    recipe: Annotated[list[str], typer.Option(help="A recipe call, or ddp; repeatable.")],
+    recipe: Annotated[
+        list[str], typer.Option(help="A recipe call, or ddp, fp16-hook, powersgd-hook; repeatable.")
+    ],
     workers: Workers = None,
     size: Size = None,
     net: Net = None,
@@ -132,8 +134,6 @@ def compare(
                 made = replace(made, workers=group.world)
                 runs += [_seeded(made, s) for s in _seeds(seeds, made.settings.seed)]
         placed = [(run, None if out is None else out / runner.folder(run)) for run in runs]
-        if out is not None:
-            page.possible()
         book = None if out is None else out / ledger.NAME
         outcomes = _run(placed, group, True, book)
     if not group.first:
@@ -262,6 +262,8 @@ def _run(
                             note=_note(record, run, group.world))  # fmt: skip
 
         def prepare() -> None:
+            if book is not None:  # there will be a page beside it
+                page.possible()
             for run, folder in runs:
                 if folder is not None:
                     runner.prepared(run, folder, resume)

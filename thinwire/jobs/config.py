@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,7 @@ class Run:
 
     def reducer(self) -> Reducer | None:
         """None for what PyTorch does by itself."""
-        if self.recipe in BASELINES:
-            return None
-        try:
-            return recipes.parse(self.recipe)
-        except recipes.UnknownRecipe as error:
-            raise ValueError(f"{error}; PyTorch's own are {', '.join(BASELINES)}") from None
+        return None if self.recipe in BASELINES else recipes.parse(self.recipe)
 
 
 def checked(values: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +72,8 @@ def made(values: dict[str, Any]) -> Run:
         workers=values.get("workers"), net=values.get("net", "none"),
     )  # fmt: skip
     run.reducer()
+    if run.job not in OWN and find_spec("transformers") is None:
+        raise ValueError(f"{run.job} needs transformers: pip install 'thinwire[jobs]'")
     if run.workers is not None and not 1 <= run.workers <= MOST_WORKERS:
         raise ValueError(f"workers must be 1 to {MOST_WORKERS}, got {run.workers}")
     if run.checkpoint is not None and run.job in OWN:

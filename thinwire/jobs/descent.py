@@ -52,7 +52,7 @@ def corrects_momentum(recipe: Reducer | None) -> bool:
 
 def with_momentum(recipe: Reducer, settings: Settings, world: int) -> Reducer:
     """A recipe that applies momentum itself applies as much as the optimizer would have, unless
-    it asks for another.
+    it asks for another than the usual 0.9.
 
     It clips too: what it hands on is momentum of many steps, whose norm is no gradient's. One
     worker's gradient is larger than the average, by sqrt(workers) if noise is all, and is held at

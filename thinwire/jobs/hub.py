@@ -42,8 +42,10 @@ def vit(
     if checkpoint is not None:
         loaded: Any = _loaded(transformers.ViTForImageClassification, checkpoint, classes)
         known = loaded.config.image_size
-        if known != side:
-            raise MissingData(f"{checkpoint} is for pictures of {known} pixels, these have {side}")
+        if known not in (side, [side, side]):
+            raise MissingData(
+                f"{checkpoint} is for pictures of {known} pixels, these have {side}; give others"
+            )
         found: nn.Module = loaded
         return found
     config = transformers.ViTConfig(

@@ -10,7 +10,6 @@ lines; the last one counts.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -88,9 +87,7 @@ def append(path: Path, line: Line) -> None:
             file.seek(max(0, size - 1))
             if size and file.read(1) != b"\n":  # of a process that was killed here
                 text = b"\n" + text
-            if file.write(text) != len(text):
-                file.truncate(size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            logs.put(file, text)
     except OSError as error:
         raise Refused(f"cannot write {path}: {error.strerror}") from None
 
@@ -138,6 +135,4 @@ def _line(text: str, path: Path, number: int) -> Line:
         outcome = Outcome(**logs.numbers(values["outcome"]))
         return Line(**values | {"outcome": outcome, "scores": logs.numbers(values["scores"])})
     except (ValueError, TypeError, KeyError) as error:
-        raise Refused(
-            f"line {number} of {path} is no result ({error}); remove it, or run again"
-        ) from None
+        raise Refused(f"line {number} of {path} is no result ({error}); remove that line") from None

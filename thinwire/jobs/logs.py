@@ -10,7 +10,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from thinwire.lab.workers import Refused
@@ -45,10 +47,10 @@ def claimed(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(folder)
         for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
+        os.close(folder)
 
 
 def _locked(out: Path) -> int:
@@ -58,9 +60,9 @@ def _locked(out: Path) -> int:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(folder)
-        raise Refused(f"another training writes in {out}; wait for it, or give another") from None
-    except OSError:  # of a file system that has no locks
-        return folder
+        raise Refused(f"another training writes in {out}; wait, or give another --out") from None
+    except OSError:
+        pass  # a file system without locks
     return folder
 
 
@@ -121,7 +123,7 @@ class Log:
     def add(self, record: dict[str, Any]) -> None:
         line = (json.dumps(plain(record)) + "\n").encode()
         try:
-            _Whole(self._file).write(line)
+            put(self._file, line)
         except OSError as error:
             raise Refused(f"cannot write {self._path}: {error.strerror}") from None
         if self._board is not None:
@@ -134,22 +136,16 @@ class Log:
             self._board.close()
 
 
-class _Whole:
-    """A file without a buffer, into which all that is handed over at once goes, or none of it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, content: bytes) -> None:
-        size = self._file.tell()
-        try:
-            if self._file.write(content) != len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._file.truncate(size)
-                self._file.seek(size)
-            raise
+def put(file: Any, content: bytes) -> None:
+    """At the end of a file without a buffer: all of it or nothing."""
+    size = file.tell()
+    try:
+        if file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+        raise
 
 
 class Board:
@@ -169,7 +165,7 @@ class Board:
                 stale.unlink()
         name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         self._file = (folder / name).open("wb", buffering=0)
-        self._records = RecordWriter(_Whole(self._file))
+        self._records = RecordWriter(SimpleNamespace(write=partial(put, self._file)))
         self._write(file_version="brain.Event:2")
         if after:  # what an interrupted run has drawn beyond is forgotten
             began = event_pb2.SessionLog(status=event_pb2.SessionLog.START)

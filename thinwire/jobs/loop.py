@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,13 @@ class Training:
         recipe = run.reducer()
         if recipe is not None:
             recipe = with_momentum(recipe, settings, place.world)
-            price, layout = recipe.traffic, Layout.of(dict(self.net.named_parameters()))
-            agreed(lambda: price(layout, place.world))  # which says whether it fits this network
         self.clip = 0.0 if corrects_momentum(recipe) else settings.clip
         self.optimizer = optimizer_of(self.net, settings, place.world, recipe)
+        together = settings.batch * settings.accumulate * place.world
+        self.each = max(1, len(task.train) // together)  # steps an epoch
+        self.total = settings.total(self.each)
+        if recipe is not None:
+            agreed(partial(self._fits, recipe))
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=scaled)
         self.sync: Sync | None = None
@@ -78,11 +82,14 @@ class Training:
             scaler = self.scaler if scaled else None
             self.sync = attach(self.model, wrap(recipe), optimizer=self.optimizer, scaler=scaler)
         torch.manual_seed(settings.seed * 1000 + place.rank)  # dropout is every rank's own
-        together = settings.batch * settings.accumulate * place.world
-        self.each = max(1, len(task.train) // together)  # steps an epoch
-        self.total = settings.total(self.each)
         self.step = 0
         self.tally = Tally(place.world, sum(p.numel() for p in self.net.parameters()))
+
+    def _fits(self, recipe: Reducer) -> None:
+        """Its price says whether it knows what to do with every parameter, early and late."""
+        layout = Layout.of(dict(self.net.named_parameters()))
+        for step in (0, self.total - 1):
+            recipe.traffic(layout, self.place.world, step)
 
     def take(self, part: list[Batch]) -> Tensor:
         """One step over these batches; their mean loss."""

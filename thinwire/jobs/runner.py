@@ -12,9 +12,9 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from thinwire.lab.workers import Refused
 
 EVERY = 0.1  # seconds between reports of a step
 LONGEST = 100  # letters of a recipe in a folder's name
-MAY_CHANGE = {"epochs", "steps", "score_every", "save_every", "loaders", "data"}  # on a resume
+LENGTHS = {"epochs", "steps", "score_every", "save_every", "loaders"}  # may change on a resume
 AFRESH = ("powersgd-hook",)  # keeps a state that we cannot save
 NEW, BEGUN, DONE = range(3)
 Report = Callable[[Any], None]
@@ -48,9 +48,10 @@ def local(
     Each that ends becomes a line of the book.
     """
     stop = workers.event()
-    outcomes: list[Outcome] = workers.run(
-        world, _worker, list(runs), stop, net, book, on_report=on_report, net=net, stop=stop
-    )[0]
+    with _claimed(runs):
+        outcomes: list[Outcome] = workers.run(
+            world, _worker, list(runs), stop, net, book, on_report=on_report, net=net, stop=stop
+        )[0]
     return outcomes
 
 
@@ -67,8 +68,14 @@ def launched(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
     place = launch.join()
+    claim = ExitStack()
+
+    def begin() -> None:
+        prepare()
+        claim.enter_context(_claimed(runs))
+
     try:
-        launch.agreed(prepare if place.rank == 0 else lambda: None)
+        launch.agreed(begin if place.rank == 0 else lambda: None)
         said = report if place.rank == 0 else lambda message: None
         return _all(place, runs, said, lambda: bool(asked), "launcher", book)
     except Refused:
@@ -76,7 +83,18 @@ def launched(
     except ValueError as error:  # no refusal, which all ranks agree on: show where it comes from
         raise RuntimeError(f"worker {place.rank} failed") from error
     finally:
+        claim.close()
         dist.destroy_process_group()
+
+
+@contextmanager
+def _claimed(runs: Placed) -> Iterator[None]:
+    """The folders of all runs, for us alone."""
+    with ExitStack() as claims:
+        for _, out in runs:
+            if out is not None:
+                claims.enter_context(logs.claimed(out))
+        yield
 
 
 def folder(run: Run) -> str:
@@ -94,14 +112,17 @@ def prepared(run: Run, out: Path, resume: bool) -> None:
     if begun and not resume:
         raise Refused(f"{out} holds a run already; give --resume {out} to go on, or another --out")
     changed = _changed(run, out) if begun else set()
-    if changed - MAY_CHANGE:
-        names = ", ".join(sorted(changed - MAY_CHANGE))
+    if changed - LENGTHS:
+        names = ", ".join(sorted(changed - LENGTHS))
         raise Refused(f"{out} holds a run with other settings ({names}); give another --out")
 
 
 def _changed(run: Run, out: Path) -> set[str]:
     """Names of what is not the same in this run and in the one that the folder holds."""
-    one, other = config.made(config.read(out / logs.CONFIG)), run
+    one, other = (
+        replace(found, data=found.data and Path(found.data).name)  # files may have moved
+        for found in (config.made(config.read(out / logs.CONFIG)), run)
+    )
     apart = {f.name for f in fields(Run) if getattr(one, f.name) != getattr(other, f.name)}
     first, second = asdict(one.settings), asdict(other.settings)
     return (apart - {"settings"}) | {name for name in first if first[name] != second[name]}
@@ -130,29 +151,28 @@ def _all(
 ) -> list[Outcome]:  # fmt: skip
     """Outcomes of this rank; of runs that were done before only rank 0 has them."""
     outcomes: list[Outcome] = []
-    launch.agreed(partial(_look_ahead, [run for run, _ in runs]))
+    launch.agreed(partial(_look_ahead, runs) if place.rank == 0 else lambda: None)
     for number, (run, out) in enumerate(runs):
-        with ExitStack() as claim:
-            standing = _standing(place, run, out, claim)
-            if standing == DONE and out is not None:
-                found = partial(_found, run, out, outcomes, place.world, net, book)
-                launch.agreed(found if place.rank == 0 else lambda: None)
-                continue
-            said = _numbered(report, number)
-            outcome = _one(place, run, out, standing == BEGUN, said, asked)
-            outcomes.append(outcome)
-            if not outcome.finished:
-                break
-            if out is not None:
-                kept = partial(_kept, run, out, outcome, place.world, net, book)
-                launch.agreed(kept if place.rank == 0 else lambda: None)
+        standing = _standing(place, run, out)
+        if standing == DONE and out is not None:
+            found = partial(_found, run, out, outcomes, place.world, net, book)
+            launch.agreed(found if place.rank == 0 else lambda: None)
+            continue
+        said = _numbered(report, number)
+        outcome = _one(place, run, out, standing == BEGUN, said, asked)
+        outcomes.append(outcome)
+        if not outcome.finished:
+            break
+        if out is not None:
+            kept = partial(_kept, run, out, outcome, place.world, net, book)
+            launch.agreed(kept if place.rank == 0 else lambda: None)
     return outcomes
 
 
-def _look_ahead(runs: list[Run]) -> None:
-    """Whether the jobs to come will find their data, before hours are spent on the first."""
-    jobs = {run.job: run for run in runs}
-    for run in list(jobs.values()) if len(jobs) > 1 else ():
+def _look_ahead(runs: Placed) -> None:
+    """Whether later jobs will find their data, before hours are spent on the first."""
+    jobs = {run.job: run for run, out in runs if out is None or result(out) is None}
+    for run in list(jobs.values())[1:]:
         find(run.job).make(run.size, run.source())
 
 
@@ -176,14 +196,13 @@ def _numbered(report: Report, number: int) -> Report:
     return lambda record: report((number, record))
 
 
-def _standing(place: Place, run: Run, out: Path | None, claim: ExitStack) -> int:
-    """New, begun or done, as rank 0 sees it, which has the folder for itself from now on."""
+def _standing(place: Place, run: Run, out: Path | None) -> int:
+    """New, begun or done, as rank 0 sees it."""
     if out is None:
         return NEW
     found = torch.zeros(1, dtype=torch.int64)
 
     def look() -> None:
-        claim.enter_context(logs.claimed(out))
         done = result(out) is not None and not _changed(run, out) & {"epochs", "steps"}
         if run.recipe in AFRESH and not done:
             saved.drop(out)

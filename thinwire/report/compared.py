@@ -181,7 +181,7 @@ def _smooth(values: list[float]) -> list[float]:
 def _phases(entries: Sequence[Entry]) -> Any:
     """Milliseconds a step of every phase; what is exposed is what the step really waits for."""
     chosen = [e for e in _ones(entries) if e.outcome.metrics["seconds"]]
-    names = _numbered(chosen)
+    names = _numbered(entries)
     figure, axes = plain_figure(7.0, 0.9 + 0.45 * max(1, len(chosen)) + lines_of(names))
     for row, entry in enumerate(chosen):
         steps, left = max(1, entry.outcome.metrics["steps"]), 0.0
@@ -193,12 +193,15 @@ def _phases(entries: Sequence[Entry]) -> Any:
         exposed = 1e3 * entry.outcome.metrics["seconds"].get("exposed", 0.0) / steps
         axes.plot([exposed], [row], marker="|", markersize=14, color=INK, linestyle="none",
                   label="exposed" if row == 0 else None)  # fmt: skip
-    axes.set_yticks(range(len(chosen)), list(names))
+    numbers = {recipe: number for number, recipe in names.items()}
+    axes.set_yticks(range(len(chosen)), [numbers[entry.run.recipe] for entry in chosen])
     axes.invert_yaxis()
     axes.set_xlabel("ms a step, on the lane beside backward")
     if chosen:
-        axes.legend(fontsize=7, frameon=False)
-    _names_below(figure, names)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=7, frameon=False, borderpad=0
+        )  # above, where it covers no bar
+    names_below(figure, names)
     return figure
 
 
@@ -206,32 +209,33 @@ def _bars(entries: Sequence[Entry]) -> Any:
     chosen = _ones(entries)
     from matplotlib.figure import Figure
 
-    names = _numbered(chosen)
+    names = _numbered(entries)
     size = (7.0, 0.9 + 0.35 * len(chosen) + lines_of(names))
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     rates = [1 / max(entry.outcome.step_seconds, 1e-9) for entry in chosen]
-    left.barh(list(names), rates, color=HUES[0])
+    left.barh(range(len(chosen)), rates, color=HUES[0])
+    left.set_yticks(range(len(chosen)), list(names))
     left.set_xlabel("steps a second")
     left.invert_yaxis()
     sent = [entry.outcome.metrics["bytes_sent"] / max(1, entry.outcome.metrics["steps"]) / 1e3
             for entry in chosen]  # fmt: skip
-    right.barh(list(names), sent, color=HUES[1])
+    right.barh(range(len(chosen)), sent, color=HUES[1])
     right.set_xlabel("KB a step from a worker")
     if any(sent):  # one worker sends nothing
         right.set_xscale("log")
     for axes in (left, right):
         plain(axes)
-    _names_below(figure, names)
+    names_below(figure, names)
     return figure
 
 
 def _numbered(entries: Sequence[Entry]) -> dict[str, str]:
     """Recipes by number: beside a bar there is no room for a long name."""
-    return {str(number): entry.run.recipe for number, entry in enumerate(entries, 1)}
+    return {str(number): entry.run.recipe for number, entry in enumerate(_ones(entries), 1)}
 
 
-def _names_below(figure: Any, names: dict[str, str]) -> None:
+def names_below(figure: Any, names: dict[str, str]) -> None:
     text = "\n".join(f"{number}  {as_text(name)}" for number, name in names.items())
     figure.supxlabel(text, x=0.01, ha="left", fontsize=6.5, linespacing=1.3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from thinwire.jobs import logs
 from thinwire.jobs.ledger import Line
+from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
 from thinwire.report.compared import (
     by_recipe,
@@ -18,6 +20,7 @@ from thinwire.report.compared import (
     in_percent,
     legend_below,
     lines_of,
+    names_below,
     plain,
     table,
 )
@@ -97,36 +100,46 @@ def scatter(lines: Sequence[Line]) -> Any:
     from matplotlib.figure import Figure
 
     rows = places(lines)
-    figure = Figure(figsize=(8.4, 5.0 * len(rows)), facecolor=PAPER, layout="constrained")
-    for axes, (place, mine) in zip(
-        figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows.items(), strict=True
-    ):
-        name = headline(mine[0].outcome)
-        for number, found in enumerate(by_recipe([line.outcome for line in mine]).values()):
-            scores = [outcome.figures.get(name, outcome.loss) for outcome in found]
-            sent = statistics.mean(outcome.metrics["bytes_sent"] for outcome in found) / 1e6
-            spread = [min(scores)], [max(scores)]
-            middle = statistics.mean(scores)
-            colour = HUES[number % len(HUES)]
-            axes.plot([sent, sent], [*spread[0], *spread[1]], color=colour, linewidth=1)
-            axes.plot([sent], [middle], marker="o", markersize=4, color=colour)
-            axes.annotate(found[0].recipe.split("(")[0], (sent, middle), xytext=(4, 2),
-                          textcoords="offset points", fontsize=7, color=colour)  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_xlabel("MB sent by a worker in the whole training")
-        axes.set_ylabel(name)
+    groups = {place: by_recipe([line.outcome for line in mine]) for place, mine in rows.items()}
+    heights = [4.5 + lines_of(recipes) for recipes in groups.values()]
+    figure = Figure(figsize=(9.0, sum(heights)), facecolor=PAPER, layout="constrained")
+    bands = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for band, (place, recipes) in zip(bands, groups.items(), strict=True):
+        axes = band.subplots()
         axes.set_title(place, fontsize=9, loc="left")
+        _points(axes, list(recipes.values()))
         plain(axes)
+        names_below(band, {str(n): recipe for n, recipe in enumerate(recipes, 1)})
     return figure
+
+
+def _points(axes: Any, recipes: list[list[Outcome]]) -> None:
+    """A number for every recipe; one of which a run diverged has none to stand at."""
+    name = headline(recipes[0][0])
+    for number, found in enumerate(recipes, 1):
+        scores = [outcome.figures.get(name, math.nan) for outcome in found]
+        sent = statistics.mean(outcome.metrics["bytes_sent"] for outcome in found) / 1e6
+        colour, middle = HUES[number % len(HUES)], statistics.mean(scores)
+        if math.isfinite(middle):
+            axes.plot([sent, sent], [min(scores), max(scores)], color=colour, linewidth=1)
+            axes.plot([sent], [middle], marker="o", markersize=4, color=colour)
+            axes.annotate(str(number), (sent, middle), xytext=(4, 2), fontsize=7, color=colour,
+                          textcoords="offset points")  # fmt: skip
+    if all(found[0].metrics["bytes_sent"] for found in recipes):  # one worker sends nothing
+        axes.set_xscale("log")
+    axes.set_xlabel("MB sent by a worker in the whole training")
+    axes.set_ylabel(name)
+
+
+def check_kind(path: Path) -> None:
+    if path.suffix[1:].lower() not in KINDS:
+        raise Refused(f"cannot draw {path}; give a name that ends in .{', .'.join(KINDS)}")
 
 
 def draw(figure: Any, path: Path) -> None:
     """A drawing as a file of the kind its name says."""
-    kind = path.suffix[1:].lower()
-    if kind not in KINDS:
-        raise Refused(f"cannot draw {path}; give a name that ends in .{', .'.join(KINDS)}")
     image = io.BytesIO()
-    figure.savefig(image, dpi=110, format=kind)
+    figure.savefig(image, dpi=110, format=path.suffix[1:].lower())
     logs.written(path, image.getvalue())
 
 
