@@ -72,10 +72,11 @@ def _worker(rank: int, world: int, report: Any, runs: list[Run], every: int) -> 
 
 def _json(proofs: list[Proof]) -> str:
     """What could not be asked is null: JSON has no NaN."""
-    return (
-        json.dumps([logs.plain(asdict(proof)) for proof in proofs], indent=2, allow_nan=False)
-        + "\n"
-    )
+    told = [
+        asdict(proof) | {"verdicts": [asdict(v) | {"margin": v.margin} for v in proof.verdicts]}
+        for proof in proofs
+    ]
+    return json.dumps(logs.plain(told), indent=2, allow_nan=False) + "\n"
 
 
 def _table(proof: Proof) -> Table:
