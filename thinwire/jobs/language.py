@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,10 +111,10 @@ JOBS = {
     ),
     "gpt2": Job(
         about="GPT-2, WikiText-103 (ADTopk)", data=TEXT, make=gpt2,
-        sizes={"tiny": TINY, "small": SMALL, "paper": _CAUSAL},
+        sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
     ),
     "gpt2-large": Job(
         about="the same, GPT-2 large", data=TEXT, make=gpt2_large,
-        sizes={"tiny": TINY, "small": SMALL, "paper": _CAUSAL},
+        sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
     ),
 }  # fmt: skip
