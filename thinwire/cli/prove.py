@@ -38,7 +38,7 @@ def prove(
         runs = [
             config.made({"job": job, "size": size, "recipe": call, "data": data,
                          "settings": {"steps": steps}})
-            for call in recipe
+            for call in dict.fromkeys(recipe)
         ]  # fmt: skip
         for call in recipe:  # PyTorch's own ways cannot be looked into, and some recipes neither
             Study(recipes.parse(call), every).wrap(recipes.parse(call))

@@ -16,6 +16,7 @@ from thinwire.report.page import Page, Section, drawing
 from thinwire.report.pattern import FAINT, HUES, INK, PAPER
 
 PHASES = ("select", "exchange", "scatter", "exposed")
+COLUMNS = 4  # of short names below a drawing
 SMOOTH = 20  # steps over which losses are averaged to be drawn
 DASHES = ("-", "--", ":", "-.")  # every hue with each
 LABELS = {"step": "steps", "bytes_sent": "MB sent by a worker", "elapsed": "seconds of training"}
@@ -114,7 +115,8 @@ def page(entries: Sequence[Entry]) -> Page:
 
 
 def _sections(job: str, entries: list[Entry]) -> list[Section]:
-    results = [entry.outcome for entry in entries]
+    head, *rows = table([entry.outcome for entry in entries])
+    numbered = [head, *([f"{n}. {call}", *cells] for n, (call, *cells) in enumerate(rows, 1))]
     name = headline(entries[0].outcome)
     drawings = [
         ("Loss", [_curves(entries, x, "loss") for x in ("step", "bytes_sent", "elapsed")]),
@@ -125,7 +127,7 @@ def _sections(job: str, entries: list[Entry]) -> list[Section]:
     text = [
         "MB is what one worker sends in all, messages are its messages a step, ms a step's median."
     ]
-    first = Section(title=f"{job}: results", table=table(results), text=text)
+    first = Section(title=f"{job}: results", table=numbered, text=text)
     return [first, *(
         Section(title=f"{job}: {title}", drawings=[drawing(f) for f in figures])
         for title, figures in drawings
@@ -133,11 +135,12 @@ def _sections(job: str, entries: list[Entry]) -> list[Section]:
 
 
 def _curves(entries: Sequence[Entry], x: str, y: str) -> Any:
-    runs = [(e.run.recipe, e.losses if y == "loss" else e.scores) for e in entries]
-    figure, axes = plain_figure(5.2, 2.9 + lines_of({recipe for recipe, _ in runs}))
+    names = _short(entries)
+    runs = [(names[e.run.recipe], e.losses if y == "loss" else e.scores) for e in entries]
+    figure, axes = plain_figure(5.2, 2.9 + lines_of(names) / COLUMNS)
     curves(axes, runs, x, y)
     axes.set_ylabel(y)
-    legend_below(figure, axes)
+    legend_below(figure, axes, COLUMNS)
     return figure
 
 
@@ -146,10 +149,10 @@ def lines_of(names: Collection[str]) -> float:
     return 0.14 * len(names)
 
 
-def legend_below(figure: Any, axes: Any) -> None:
+def legend_below(figure: Any, axes: Any, columns: int = 1) -> None:
     """Names of recipes may be long: they get the whole width, and cover no curve."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", fontsize=6.5,
-                  frameon=False, labelspacing=0.3)  # fmt: skip
+                  frameon=False, labelspacing=0.3, ncols=columns)  # fmt: skip
 
 
 def as_text(name: str) -> str:
@@ -181,8 +184,7 @@ def _smooth(values: list[float]) -> list[float]:
 def _phases(entries: Sequence[Entry]) -> Any:
     """Milliseconds a step of every phase; what is exposed is what the step really waits for."""
     chosen = [e for e in _ones(entries) if e.outcome.metrics["seconds"]]
-    names = _numbered(entries)
-    figure, axes = plain_figure(7.0, 0.9 + 0.45 * max(1, len(chosen)) + lines_of(names))
+    figure, axes = plain_figure(7.0, 0.9 + 0.45 * max(1, len(chosen)))
     for row, entry in enumerate(chosen):
         steps, left = max(1, entry.outcome.metrics["steps"]), 0.0
         for number, phase in enumerate(PHASES[:3]):
@@ -193,15 +195,14 @@ def _phases(entries: Sequence[Entry]) -> Any:
         exposed = 1e3 * entry.outcome.metrics["seconds"].get("exposed", 0.0) / steps
         axes.plot([exposed], [row], marker="|", markersize=14, color=INK, linestyle="none",
                   label="exposed" if row == 0 else None)  # fmt: skip
-    numbers = {recipe: number for number, recipe in names.items()}
-    axes.set_yticks(range(len(chosen)), [numbers[entry.run.recipe] for entry in chosen])
+    names = _short(entries)
+    axes.set_yticks(range(len(chosen)), [names[entry.run.recipe] for entry in chosen])
     axes.invert_yaxis()
     axes.set_xlabel("ms a step, on the lane beside backward")
     if chosen:
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=7, frameon=False, borderpad=0
         )  # above, where it covers no bar
-    names_below(figure, names)
     return figure
 
 
@@ -209,13 +210,11 @@ def _bars(entries: Sequence[Entry]) -> Any:
     chosen = _ones(entries)
     from matplotlib.figure import Figure
 
-    names = _numbered(entries)
-    size = (7.0, 0.9 + 0.35 * len(chosen) + lines_of(names))
-    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
+    figure = Figure(figsize=(7.0, 0.9 + 0.35 * len(chosen)), facecolor=PAPER, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     rates = [1 / max(entry.outcome.step_seconds, 1e-9) for entry in chosen]
     left.barh(range(len(chosen)), rates, color=HUES[0])
-    left.set_yticks(range(len(chosen)), list(names))
+    left.set_yticks(range(len(chosen)), list(_short(entries).values()))
     left.set_xlabel("steps a second")
     left.invert_yaxis()
     sent = [entry.outcome.metrics["bytes_sent"] / max(1, entry.outcome.metrics["steps"]) / 1e3
@@ -226,18 +225,17 @@ def _bars(entries: Sequence[Entry]) -> Any:
         right.set_xscale("log")
     for axes in (left, right):
         plain(axes)
-    names_below(figure, names)
     return figure
 
 
-def _numbered(entries: Sequence[Entry]) -> dict[str, str]:
-    """Recipes by number: beside a bar there is no room for a long name."""
-    return {str(number): entry.run.recipe for number, entry in enumerate(_ones(entries), 1)}
+def _short(entries: Sequence[Entry]) -> dict[str, str]:
+    return short_names([entry.run.recipe for entry in entries])
 
 
-def names_below(figure: Any, names: dict[str, str]) -> None:
-    text = "\n".join(f"{number}  {as_text(name)}" for number, name in names.items())
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=6.5, linespacing=1.3)
+def short_names(calls: Sequence[str]) -> dict[str, str]:
+    """Names for drawings, which have no room for whole recipes: with their numbers on the page."""
+    once = dict.fromkeys(calls)
+    return {call: f"{number} {call.split('(')[0]}" for number, call in enumerate(once, 1)}
 
 
 def _ones(entries: Sequence[Entry]) -> list[Entry]:

@@ -14,13 +14,13 @@ from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
 from thinwire.report.compared import (
+    as_text,
     by_recipe,
     curves,
     headline,
     in_percent,
     legend_below,
     lines_of,
-    names_below,
     plain,
     table,
 )
@@ -109,7 +109,8 @@ def scatter(lines: Sequence[Line]) -> Any:
         axes.set_title(place, fontsize=9, loc="left")
         _points(axes, list(recipes.values()))
         plain(axes)
-        names_below(band, {str(n): recipe for n, recipe in enumerate(recipes, 1)})
+        text = "\n".join(f"{n}  {as_text(recipe)}" for n, recipe in enumerate(recipes, 1))
+        band.supxlabel(text, x=0.01, ha="left", fontsize=6.5, linespacing=1.3)
     return figure
 
 

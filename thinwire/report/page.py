@@ -26,7 +26,8 @@ _TEMPLATE = """<!doctype html>
   p.lead { font-size: 1.1rem; }
   table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
   th, td { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap; }
-  th:first-child, td:first-child { text-align: left; }
+  th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 14rem;
+                                   overflow-wrap: anywhere; }
   th { color: #6b7280; font-weight: 600; border-bottom: 1px solid #d8dbe2; }
   tr.best td { font-weight: 600; }
   .scroll { overflow-x: auto; }

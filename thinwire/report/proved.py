@@ -8,7 +8,14 @@ from typing import Any
 
 from thinwire.proofs.observe import Note
 from thinwire.proofs.study import Proof, as_rows
-from thinwire.report.compared import DASHES, as_text, legend_below, lines_of, plain_figure
+from thinwire.report.compared import (
+    COLUMNS,
+    DASHES,
+    legend_below,
+    lines_of,
+    plain_figure,
+    short_names,
+)
 from thinwire.report.page import Page, Section, drawing
 from thinwire.report.pattern import HUES
 
@@ -31,7 +38,10 @@ def page(title: str, proofs: Sequence[Proof]) -> Page:
         if not proof.held
     ]
     lead = f"Violated in {'; '.join(broken)}." if broken else "All that is asked holds."
-    sections = [Section(title=proof.recipe, table=as_rows(proof)) for proof in proofs]
+    sections = [
+        Section(title=f"{number}. {proof.recipe}", table=as_rows(proof))
+        for number, proof in enumerate(proofs, 1)
+    ]
     asked = {v.what: v.about for proof in proofs for v in proof.verdicts}
     meaning = Section(
         title="What is asked", points=[f"{what}: {about}" for what, about in asked.items()]
@@ -47,16 +57,17 @@ def page(title: str, proofs: Sequence[Proof]) -> Page:
 
 
 def _curve(proofs: Sequence[Proof], name: str, of: Callable[[Note], float]) -> Any:
-    figure, axes = plain_figure(5.2, 2.5 + lines_of([proof.recipe for proof in proofs]))
+    names = short_names([proof.recipe for proof in proofs])
+    figure, axes = plain_figure(5.2, 2.5 + lines_of(names) / COLUMNS)
     for number, proof in enumerate(proofs):
         points: dict[int, list[float]] = {}
         for note in proof.notes:
             if of(note) == of(note):
                 points.setdefault(note.step, []).append(of(note))
         axes.plot(list(points), [statistics.mean(v) for v in points.values()], marker=".",
-                  color=HUES[number % len(HUES)], label=as_text(proof.recipe),
+                  color=HUES[number % len(HUES)], label=names[proof.recipe],
                   linestyle=DASHES[number // len(HUES) % len(DASHES)])  # fmt: skip
     axes.set_xlabel("steps")
     axes.set_ylabel(name)
-    legend_below(figure, axes)
+    legend_below(figure, axes, COLUMNS)
     return figure
