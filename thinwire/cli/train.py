@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from thinwire.cli import asked
 from thinwire.cli.app import app, console, reported
 from thinwire.jobs import config, launch, ledger, logs, runner
 from thinwire.jobs.config import Run
@@ -76,10 +77,10 @@ def train(
             raise ValueError("--resume goes on in its own folder; give it without --out")
         base = config.read(config_file) if config_file else {}
         if resume is not None:
-            base = _over(config.read(resume / logs.CONFIG), base)
+            base = asked.over(config.read(resume / logs.CONFIG), base)
         given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
-        flags = _flags(job, recipe, size, data, net, workers, checkpoint)
-        run = config.made(_merged(base, flags, given, setting))
+        flags = asked.flags(job, recipe, size, data, net, workers, checkpoint)
+        run = config.made(asked.merged(base, flags, given, setting))
         folder = resume or out
         group = Group.of(workers, run, 2)
         run = replace(run, workers=group.world)
@@ -128,11 +129,11 @@ def compare(
         runs = []
         for name in dict.fromkeys(job):
             for call in dict.fromkeys(recipe):
-                flags = _flags(name, call, size, data, net, workers, checkpoint)
-                made = config.made(_merged(base, flags, given, setting))
+                flags = asked.flags(name, call, size, data, net, workers, checkpoint)
+                made = config.made(asked.merged(base, flags, given, setting))
                 group = Group.of(workers, made, 4)
                 made = replace(made, workers=group.world)
-                runs += [_seeded(made, s) for s in _seeds(seeds, made.settings.seed)]
+                runs += [asked.seeded(made, s) for s in asked.seeds_of(seeds, made.settings.seed)]
         placed = [(run, None if out is None else out / runner.folder(run)) for run in runs]
         book = None if out is None else out / ledger.NAME
         outcomes = _run(placed, group, True, book)
@@ -161,14 +162,14 @@ class Group:
     launched: bool
 
     @staticmethod
-    def of(asked: int | None, run: Run, default: int) -> Group:
+    def of(workers: int | None, run: Run, default: int) -> Group:
         """As many as were asked for; else the launcher's, the configuration's or the default."""
         found = launch.launched()
-        if found is not None and asked is not None and found[1] > 1:
+        if found is not None and workers is not None and found[1] > 1:
             raise ValueError(
                 f"a launcher has started {found[1]} of us already; give it without --workers"
             )
-        if found is not None and asked is None:
+        if found is not None and workers is None:
             if run.net != "none":
                 raise ValueError("--net shapes the links of --workers, not those of a launcher")
             return Group(found[0], found[1], True)
@@ -177,67 +178,6 @@ class Group:
     @property
     def first(self) -> bool:
         return self.rank == 0
-
-
-def _flags(
-    job: str, recipe: str | None, size: str | None, data: str | None, net: str | None,
-    workers: int | None, checkpoint: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    """As config.toml has them."""
-    return {
-        "job": job, "recipe": recipe, "size": size, "data": data, "net": net, "workers": workers,
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-    }  # fmt: skip
-
-
-def _merged(
-    base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
-) -> dict[str, Any]:
-    """File, then flags, then --set."""
-    flagged = {k: v for k, v in given.items() if v is not None}
-    settings, asked = base.get("settings", {}) | flagged, set(flagged)
-    for text in setting or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"--set takes name=value, got {text!r}")
-        settings[name.strip()] = _value(value)
-        asked.add(name.strip())
-    if {"epochs", "steps"} <= asked:
-        raise ValueError("a length is given in epochs or in steps, not both")
-    if "epochs" in asked:  # over a job, or a file, that counts in steps
-        settings["steps"] = 0
-    return base | {k: v for k, v in flags.items() if v is not None} | {"settings": settings}
-
-
-def _over(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """One table over another, and their settings likewise."""
-    given = more.get("settings", {})
-    counted = {"steps": 0} if "epochs" in given and "steps" not in given else {}
-    settings = base.get("settings", {}) | counted | given
-    return base | more | {"settings": settings}
-
-
-def _value(text: str) -> Any:
-    """A value as TOML writes it; what it cannot read is a string."""
-    import tomli
-
-    try:
-        return tomli.loads(f"x = {text}")["x"]
-    except tomli.TOMLDecodeError:
-        return text
-
-
-def _seeds(text: str | None, default: int) -> list[int]:
-    if text is None:
-        return [default]
-    try:
-        return list(dict.fromkeys(int(seed) for seed in text.split(",")))
-    except ValueError:
-        raise ValueError(f"--seeds are numbers with commas, as 0,1,2; got {text!r}") from None
-
-
-def _seeded(run: Run, seed: int) -> Run:
-    return replace(run, settings=replace(run.settings, seed=seed))
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""The batches of the steps to come: what one rank cannot read ends all after the same step."""
+"""A training's data and the batches to come: what one rank cannot read ends all alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from thinwire.jobs.catalogue import find
+from thinwire.jobs.config import Run
 from thinwire.jobs.data.source import Batch, Data, Shards, batches
-from thinwire.jobs.job import Settings
+from thinwire.jobs.job import Settings, Task
 from thinwire.jobs.launch import Place, agreed
 from thinwire.lab.workers import Refused
 
@@ -62,3 +67,28 @@ def parts(data: Data, settings: Settings, place: Place, step: int) -> Iterator[l
     stream = batches(data, shards, settings.loaders)
     while True:
         yield [next(stream) for _ in range(settings.accumulate)]
+
+
+def same_data(run: Run, world: int) -> Task:
+    """The task, if all ranks have it and have read the same; on several machines they may not."""
+    made: list[Task] = []
+    mine: list[float] = []
+
+    def look() -> None:
+        task = find(run.job).make(run.size, run.source())
+        if len(task.test) == 0:
+            raise Refused("the test data is shorter than one example; give more of it")
+        batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
+        mine.extend(
+            [len(task.train), len(task.test), *(float(c.double().sum()) for c in batch[:5])]
+        )
+        made.append(task)
+
+    agreed(look)
+    (task,) = made
+    sums = torch.tensor(mine, dtype=torch.float64)
+    every = [torch.empty_like(sums) for _ in range(world)]
+    dist.all_gather(every, sums)
+    if any(not torch.equal(theirs, every[0]) for theirs in every):
+        raise Refused("workers have read different data; give all of them the same files")
+    return task

@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.engine.ddp import attach
 from thinwire.engine.sync import Sync
 from thinwire.jobs import saved
-from thinwire.jobs.ahead import Ahead, Tell, parts
-from thinwire.jobs.catalogue import find
+from thinwire.jobs.ahead import Ahead, Tell, parts, same_data
 from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, batches, in_order
 from thinwire.jobs.descent import corrects_momentum, factor, optimizer_of, with_momentum
@@ -200,7 +199,7 @@ def train(
 
     What `wrap` makes of the recipe is attached; `after` is given the trained network.
     """
-    task = _data(run, place.world)
+    task = same_data(run, place.world)
     training = Training(run, place, task, wrap)
     if resume and out is not None:
         training.load(out)
@@ -227,31 +226,6 @@ def _of_this_run(out: Path, work: Callable[[], None]) -> None:
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise Refused(f"the checkpoint in {out} is not of this run ({first})") from None
-
-
-def _data(run: Run, world: int) -> Task:
-    """The task, if all ranks have it and have read the same; on several machines they may not."""
-    made: list[Task] = []
-    mine: list[float] = []
-
-    def look() -> None:
-        task = find(run.job).make(run.size, run.source())
-        if len(task.test) == 0:
-            raise Refused("the test data is shorter than one example; give more of it")
-        batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
-        mine.extend(
-            [len(task.train), len(task.test), *(float(c.double().sum()) for c in batch[:5])]
-        )
-        made.append(task)
-
-    agreed(look)
-    (task,) = made
-    sums = torch.tensor(mine, dtype=torch.float64)
-    every = [torch.empty_like(sums) for _ in range(world)]
-    dist.all_gather(every, sums)
-    if any(not torch.equal(theirs, every[0]) for theirs in every):
-        raise Refused("workers have read different data; give all of them the same files")
-    return task
 
 
 def _steps(
