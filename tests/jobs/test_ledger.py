@@ -17,7 +17,7 @@ from thinwire.jobs import config, ledger
 from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
-from thinwire.report import grown
+from thinwire.report import compared, grown
 
 BOOKS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -153,6 +153,17 @@ def test_brackets_and_dollars_of_recipes_are_shown_as_they_are(tmp_path):
     terminal.print(shown(rows, f"{title} [a-z]"))
     text = terminal.file.getvalue()
     assert odd in text and "loopback [a-z]" in text
+
+
+def test_long_recipes_leave_room_for_their_figures():
+    long = "topk(density=Ramp(start=0.3, end=0.01, steps=700), wire='int8+auto')"
+    terminal = Console(width=80, file=io.StringIO())
+    terminal.print(shown(compared.table([outcome("dense()", 0.4), outcome(long, 0.5)]), None))
+    lines = terminal.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["recipe", "1", "2", "1", "2"]
+    assert "50 %" in lines[2] and lines[4].strip() == f"2  {long}"
+    terminal.print(shown(compared.table([outcome("dense()", 0.4)]), None))
+    assert terminal.file.getvalue().splitlines()[-1].startswith("dense()")
 
 
 def test_when_a_score_was_reached_and_a_drawing_of_the_way(tmp_path):

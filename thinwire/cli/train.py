@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group as Lines
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -17,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from thinwire.cli import asked
 from thinwire.cli.app import app, console, reported
@@ -47,6 +50,7 @@ Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps, instead of epochs.")]
 Batch = Annotated[int | None, typer.Option(help="Examples a worker.")]
 Rate = Annotated[float | None, typer.Option(help="Highest learning rate.")]
+NAME = 28  # characters of a recipe beside its bar or its figures
 
 
 @app.command()
@@ -197,7 +201,7 @@ def _run(
             number, record = message
             run = runs[number][0]
             if number not in tasks:
-                tasks[number] = progress.add_task(run.recipe[:28], total=None, note="")
+                tasks[number] = progress.add_task(run.recipe[:NAME], total=None, note="")
             progress.update(tasks[number], completed=record["step"], total=record["total"],
                             note=_note(record, run, group.world))  # fmt: skip
 
@@ -238,13 +242,20 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
         console.print(shown(compared.table(mine), job if len(jobs) > 1 else None))
 
 
-def shown(rows: list[list[str]], title: str | None) -> Table:
-    """Rows, of which the first is the head, for a terminal. Brackets of recipes are no markup."""
+def shown(rows: list[list[str]], title: str | None) -> RenderableType:
+    """Rows, of which the first is the head, for a terminal. Brackets of recipes are no markup.
+
+    Where recipes would leave figures no room, numbers stand for them, and they below the table.
+    """
+    head, *rest = rows
+    below = []
+    if max(len(row[0]) for row in rest) > NAME:
+        below = [f"{n}  {call}" for n, (call, *_) in enumerate(rest, 1)]
+        rest = [[str(n), *cells] for n, (_, *cells) in enumerate(rest, 1)]
     table = Table(box=None, pad_edge=False, title_justify="left",
                   title=None if title is None else escape(title))  # fmt: skip
-    head, *rest = rows
     for number, name in enumerate(head):
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rest:
         table.add_row(*map(escape, row))
-    return table
+    return Lines(table, *map(Text, below))
