@@ -150,7 +150,7 @@ def test_brackets_and_dollars_of_recipes_are_shown_as_they_are(tmp_path):
     assert result.exit_code == 0 and picture.exists(), result.output
     ((title, rows),) = grown.tables(ledger.read([book])).items()
     terminal = Console(width=200, file=io.StringIO())
-    terminal.print(shown(rows, f"{title} [a-z]"))
+    terminal.print(shown(rows, f"{title} [a-z]", 200))
     text = terminal.file.getvalue()
     assert odd in text and "loopback [a-z]" in text
 
@@ -158,11 +158,12 @@ def test_brackets_and_dollars_of_recipes_are_shown_as_they_are(tmp_path):
 def test_long_recipes_leave_room_for_their_figures():
     long = "topk(density=Ramp(start=0.3, end=0.01, steps=700), wire='int8+auto')"
     terminal = Console(width=80, file=io.StringIO())
-    terminal.print(shown(compared.table([outcome("dense()", 0.4), outcome(long, 0.5)]), None))
+    both = compared.table([outcome("dense()", 0.4), outcome(long, 0.5)])
+    terminal.print(shown(both, None, 80))
     lines = terminal.file.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["recipe", "1", "2", "1", "2"]
     assert "50 %" in lines[2] and lines[4].strip() == f"2  {long}"
-    terminal.print(shown(compared.table([outcome("dense()", 0.4)]), None))
+    terminal.print(shown(both[:2], None, 80))
     assert terminal.file.getvalue().splitlines()[-1].startswith("dense()")
 
 

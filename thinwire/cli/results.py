@@ -38,4 +38,4 @@ def results(
             console.print(f"{title}\n\n{grown.markdown(rows)}\n", markup=False,
                           highlight=False, soft_wrap=True)  # fmt: skip
         else:
-            console.print(shown(rows, title), "")
+            console.print(shown(rows, title, console.width), "")

@@ -50,7 +50,6 @@ Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps, instead of epochs.")]
 Batch = Annotated[int | None, typer.Option(help="Examples a worker.")]
 Rate = Annotated[float | None, typer.Option(help="Highest learning rate.")]
-NAME = 28  # characters of a recipe beside its bar or its figures
 
 
 @app.command()
@@ -201,7 +200,7 @@ def _run(
             number, record = message
             run = runs[number][0]
             if number not in tasks:
-                tasks[number] = progress.add_task(run.recipe[:NAME], total=None, note="")
+                tasks[number] = progress.add_task(run.recipe[:28], total=None, note="")
             progress.update(tasks[number], completed=record["step"], total=record["total"],
                             note=_note(record, run, group.world))  # fmt: skip
 
@@ -239,17 +238,19 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
     jobs = list(dict.fromkeys(run.job for run in runs))
     for job in jobs:
         mine = [o for run, o in zip(runs, outcomes, strict=True) if run.job == job]
-        console.print(shown(compared.table(mine), job if len(jobs) > 1 else None))
+        title = job if len(jobs) > 1 else None
+        console.print(shown(compared.table(mine), title, console.width))
 
 
-def shown(rows: list[list[str]], title: str | None) -> RenderableType:
+def shown(rows: list[list[str]], title: str | None, width: int) -> RenderableType:
     """Rows, of which the first is the head, for a terminal. Brackets of recipes are no markup.
 
     Where recipes would leave figures no room, numbers stand for them, and they below the table.
     """
+    calls, *figures = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
     head, *rest = rows
     below = []
-    if max(len(row[0]) for row in rest) > NAME:
+    if max(calls) + sum(2 + max(column) for column in figures) > width:
         below = [f"{n}  {call}" for n, (call, *_) in enumerate(rest, 1)]
         rest = [[str(n), *cells] for n, (_, *cells) in enumerate(rest, 1)]
     table = Table(box=None, pad_edge=False, title_justify="left",
