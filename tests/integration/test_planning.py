@@ -147,7 +147,7 @@ def test_a_slow_network_wants_compression(tmp_path: Path) -> None:
     crossing = next(o["crossover"] for o in slow["options"] if o["recipe"] != "dense()")
     # Costs are measured here, beside other tests: now and then top-k wins at every rate (null).
     # tests/plan holds the crossing itself to costs that are given.
-    assert crossing is None or crossing > 1e6
+    assert crossing is None or 1e6 < crossing < 1e13
 
 
 BROKEN = """
