@@ -85,6 +85,13 @@ def test_every_job_of_a_comparison_must_find_its_data_before_the_first_begins(tm
     assert not out.exists()
 
 
+def test_every_recipe_of_a_comparison_must_fit_before_the_first_begins(tmp_path):
+    result = call("compare", "mlp", "--recipe", "dense()", "--recipe", "topk(density={'d$': 0.1})",
+                  "--workers", "1", "--steps", "2", "--out", str(tmp_path / "out"))  # fmt: skip
+    assert result.exit_code == 2 and "no density for parameter" in result.stderr, result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_done_needs_no_data_any_more(tmp_path):
     """Nor does a table of it."""
     for job, data in (("mlp", "/no/such/place"), ("lstm-lm", "/no/such/place")):

@@ -20,7 +20,7 @@ from thinwire.jobs.ahead import Ahead, Tell, parts, same_data
 from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, batches, in_order
 from thinwire.jobs.descent import corrects_momentum, factor, optimizer_of, with_momentum
-from thinwire.jobs.job import Task
+from thinwire.jobs.job import Settings, Task
 from thinwire.jobs.launch import Place, agreed
 from thinwire.jobs.tally import Tally
 from thinwire.lab.baselines import Baseline
@@ -46,6 +46,21 @@ class Outcome:
     finished: bool  # whether all steps were taken
 
 
+def length(task: Task, settings: Settings, world: int) -> tuple[int, int]:
+    """Steps of an epoch, and of all."""
+    each = max(1, len(task.train) // (settings.batch * settings.accumulate * world))
+    return each, settings.total(each)
+
+
+def fits(recipe: Reducer | None, net: nn.Module, world: int, total: int) -> None:
+    """Its price says whether it knows what to do with every parameter, early and late."""
+    if recipe is None:
+        return
+    layout = Layout.of(dict(net.named_parameters()))
+    for step in (0, total - 1):
+        recipe.traffic(layout, world, step)
+
+
 class Training:
     """A run on one worker: what it is made of, and what it has done so far."""
 
@@ -63,11 +78,8 @@ class Training:
             recipe = with_momentum(recipe, settings, place.world)
         self.clip = 0.0 if corrects_momentum(recipe) else settings.clip
         self.optimizer = optimizer_of(self.net, settings, place.world, recipe)
-        together = settings.batch * settings.accumulate * place.world
-        self.each = max(1, len(task.train) // together)  # steps an epoch
-        self.total = settings.total(self.each)
-        if recipe is not None:
-            agreed(partial(self._fits, recipe))
+        self.each, self.total = length(task, settings, place.world)
+        agreed(partial(fits, recipe, self.net, place.world, self.total))
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=scaled)
         self.sync: Sync | None = None
@@ -83,12 +95,6 @@ class Training:
         torch.manual_seed(settings.seed * 1000 + place.rank)  # dropout is every rank's own
         self.step = 0
         self.tally = Tally(place.world, sum(p.numel() for p in self.net.parameters()))
-
-    def _fits(self, recipe: Reducer) -> None:
-        """Its price says whether it knows what to do with every parameter, early and late."""
-        layout = Layout.of(dict(self.net.named_parameters()))
-        for step in (0, self.total - 1):
-            recipe.traffic(layout, self.place.world, step)
 
     def take(self, part: list[Batch]) -> Tensor:
         """One step over these batches; their mean loss."""

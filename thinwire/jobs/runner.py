@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from thinwire.jobs import config, launch, ledger, logs, loop, saved
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import Run
+from thinwire.jobs.job import Task
 from thinwire.jobs.launch import Place
 from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
@@ -151,7 +153,7 @@ def _all(
 ) -> list[Outcome]:  # fmt: skip
     """Outcomes of this rank; of runs that were done before only rank 0 has them."""
     outcomes: list[Outcome] = []
-    launch.agreed(partial(_look_ahead, runs) if place.rank == 0 else lambda: None)
+    launch.agreed(partial(_look_ahead, runs, place.world) if place.rank == 0 else lambda: None)
     for number, (run, out) in enumerate(runs):
         standing = _standing(place, run, out)
         if standing == DONE and out is not None:
@@ -169,11 +171,18 @@ def _all(
     return outcomes
 
 
-def _look_ahead(runs: Placed) -> None:
-    """Whether later jobs will find their data, before hours are spent on the first."""
-    jobs = {run.job: run for run, out in runs if out is None or result(out) is None}
-    for run in list(jobs.values())[1:]:
-        find(run.job).make(run.size, run.source())
+def _look_ahead(runs: Placed, world: int) -> None:
+    """Whether later runs will find their data, and their recipes fit, before hours are spent."""
+    waiting = [run for run, out in runs if out is None or result(out) is None]
+    made: dict[str, tuple[Task, nn.Module]] = {}
+    for run in waiting[1:]:
+        if run.job not in made:
+            task = find(run.job).make(run.size, run.source())
+            with torch.device("meta" if run.checkpoint is None else "cpu"):
+                made[run.job] = task, task.net()
+        task, net = made[run.job]
+        _, total = loop.length(task, run.settings, world)
+        loop.fits(run.reducer(), net, world, total)
 
 
 def _found(
