@@ -168,6 +168,29 @@ def test_long_recipes_leave_room_for_their_figures():
     assert terminal.file.getvalue().splitlines()[-1].startswith("dense()")
 
 
+def test_columns_without_room_stand_below_the_others():
+    rows = [["recipe", *(f"figure {n}" for n in range(12))], ["dense()", *["123456.78"] * 12]]
+    terminal = Console(width=80, file=io.StringIO())
+    terminal.print(shown(rows, "a title", 80))
+    title, *lines = terminal.file.getvalue().splitlines()
+    assert title.strip() == "a title" and max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines] == ["recipe", "1", "recipe", "1", "1"]
+    assert " ".join(lines).count("123456.78") == 12 and "figure 11" in lines[2]
+
+
+def test_a_recipe_has_one_colour_in_all_drawings_of_a_page():
+    score = {"step": 1, "bytes_sent": 1e6, "elapsed": 1.0, "accuracy": 0.5}
+    lines = [
+        replace(line(recipe, 0, 0.5), scores=[score], net=net)
+        for net, recipe in (("1gbit", "dense()"), ("1gbit", "topk()"), ("10gbit", "topk()"))
+    ]
+    colours = [curve.get_color() for axes in grown.drawing(lines).axes for curve in axes.lines]
+    first, second = colours[:6:2], colours[1:6:2]
+    assert len(set(first)) == len(set(second)) == 1 and set(colours[6:]) == set(second) != set(
+        first
+    )
+
+
 def test_when_a_score_was_reached_and_a_drawing_of_the_way(tmp_path):
     log = [{"step": step, "total": 9, "loss": 0.1, "elapsed": 5.0 * step} for step in range(3)]
     log += [{"step": step, "bytes_sent": 1e6 * step, "elapsed": 9.0 * step, "accuracy": value}
@@ -181,7 +204,7 @@ def test_when_a_score_was_reached_and_a_drawing_of_the_way(tmp_path):
     ask = ["results", str(book), "--markdown", "--draw", str(picture), "--reach"]
     result = CliRunner().invoke(app, [*ask, "0.45"])
     head, _, row = result.output.split("\n\n")[1].splitlines()
-    assert head.endswith("| s to 45 % | MB |") and row.endswith("| 18 | 2.0 |")
+    assert head.endswith("| s to 45 % | MB to 45 % |") and row.endswith("| 18 | 2.0 |")
     assert picture.read_bytes()[1:4] == b"PNG"
     for name in ("scores", f"{ledger.NAME}/x.png"):
         wrong = CliRunner().invoke(app, [*ask[:4], str(tmp_path / name)])

@@ -245,18 +245,38 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
 def shown(rows: list[list[str]], title: str | None, width: int) -> RenderableType:
     """Rows, of which the first is the head, for a terminal. Brackets of recipes are no markup.
 
-    Where recipes would leave figures no room, numbers stand for them, and they below the table.
+    Where recipes would leave figures no room, numbers stand for them, and they below the table;
+    columns that still find none stand below the others.
     """
-    calls, *figures = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
     head, *rest = rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     below = []
-    if max(calls) + sum(2 + max(column) for column in figures) > width:
+    if widths[0] + sum(2 + wide for wide in widths[1:]) > width:
         below = [f"{n}  {call}" for n, (call, *_) in enumerate(rest, 1)]
         rest = [[str(n), *cells] for n, (_, *cells) in enumerate(rest, 1)]
-    table = Table(box=None, pad_edge=False, title_justify="left",
-                  title=None if title is None else escape(title))  # fmt: skip
+        widths[0] = len(head[0])
+    blocks = _blocks(widths, width)
+    tables = [_table([[row[c] for c in block] for row in (head, *rest)]) for block in blocks]
+    tables[0].title = None if title is None else escape(title)
+    return Lines(*tables, *map(Text, below))
+
+
+def _blocks(widths: list[int], room: int) -> list[list[int]]:
+    """Columns, as many beside the first as there is room for, in as many tables as it takes."""
+    blocks = [[0]]
+    for column in range(1, len(widths)):
+        beside = sum(2 + widths[c] for c in blocks[-1])
+        if len(blocks[-1]) > 1 and beside + widths[column] > room:
+            blocks.append([0])
+        blocks[-1].append(column)
+    return blocks
+
+
+def _table(rows: list[list[str]]) -> Table:
+    head, *rest = rows
+    table = Table(box=None, pad_edge=False, title_justify="left")
     for number, name in enumerate(head):
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rest:
         table.add_row(*map(escape, row))
-    return Lines(table, *map(Text, below))
+    return table

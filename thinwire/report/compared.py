@@ -160,9 +160,15 @@ def as_text(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def curves(axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, y: str) -> None:
-    """Records of several runs, a colour a recipe; losses are smoothed."""
-    recipes = list(dict.fromkeys(recipe for recipe, _ in runs))
+def curves(
+    axes: Any, runs: Sequence[tuple[str, list[dict[str, Any]]]], x: str, y: str,
+    recipes: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Records of several runs, a colour a recipe; losses are smoothed.
+
+    Drawings that are given the same `recipes` have the same colours.
+    """
+    recipes = list(dict.fromkeys([*recipes, *(recipe for recipe, _ in runs)]))
     named: set[str] = set()
     for recipe, records in runs:
         place, scale = recipes.index(recipe), 1e6 if x == "bytes_sent" else 1

@@ -87,7 +87,7 @@ def drawing(lines: Sequence[Line]) -> Any:
         axes = band.subplots(1, len(ACROSS), sharey=True)
         runs, name = [(m.outcome.recipe, m.scores) for m in mine], headline(mine[0].outcome)
         for one, across in zip(axes, ACROSS, strict=True):
-            curves(one, runs, across, name)
+            curves(one, runs, across, name, [line.outcome.recipe for line in lines])
             plain(one)
         axes[0].set_title(place, fontsize=9, loc="left")
         axes[0].set_ylabel(name)
@@ -148,7 +148,7 @@ def _with_reach(rows: list[list[str]], lines: list[Line], value: float) -> list[
     name = headline(lines[0].outcome)
     shown = f"{100 * value:g} %" if in_percent(name) else f"{value:g}"
     head, *rest = rows
-    made = [[*head, f"s to {shown}", "MB"]]
+    made = [[*head, f"s to {shown}", f"MB to {shown}"]]
     for call, *cells in rest:
         found = [reached(line, value) for line in lines if line.outcome.recipe == call]
         first = [score for score in found if score is not None]
