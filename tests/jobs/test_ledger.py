@@ -185,10 +185,8 @@ def test_a_recipe_has_one_colour_in_all_drawings_of_a_page():
         for net, recipe in (("1gbit", "dense()"), ("1gbit", "topk()"), ("10gbit", "topk()"))
     ]
     colours = [curve.get_color() for axes in grown.drawing(lines).axes for curve in axes.lines]
-    first, second = colours[:6:2], colours[1:6:2]
-    assert len(set(first)) == len(set(second)) == 1 and set(colours[6:]) == set(second) != set(
-        first
-    )
+    dense, topk, alone = set(colours[:6:2]), set(colours[1:6:2]), set(colours[6:])
+    assert len(dense) == len(topk) == 1 and alone == topk != dense
 
 
 def test_when_a_score_was_reached_and_a_drawing_of_the_way(tmp_path):

@@ -79,6 +79,7 @@ def drawing(lines: Sequence[Line]) -> Any:
     rows = places([line for line in lines if line.scores])
     if not rows:
         raise Refused("these results hold no scores to draw; compare again with this version")
+    recipes = [line.outcome.recipe for line in lines]
     heights = [3.0 + lines_of({m.outcome.recipe for m in mine}) for mine in rows.values()]
     size = (4.2 * len(ACROSS), sum(heights))
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
@@ -87,7 +88,7 @@ def drawing(lines: Sequence[Line]) -> Any:
         axes = band.subplots(1, len(ACROSS), sharey=True)
         runs, name = [(m.outcome.recipe, m.scores) for m in mine], headline(mine[0].outcome)
         for one, across in zip(axes, ACROSS, strict=True):
-            curves(one, runs, across, name, [line.outcome.recipe for line in lines])
+            curves(one, runs, across, name, recipes)
             plain(one)
         axes[0].set_title(place, fontsize=9, loc="left")
         axes[0].set_ylabel(name)
