@@ -275,10 +275,13 @@ def test_workers_have_the_links_asked_for(tmp_path):
 
 @pytest.mark.slow
 def test_compare_makes_one_table_and_one_page(tmp_path):
-    args = ["compare", "mlp", "--recipe", "ddp", "--recipe", "topk(density=0.05)", "--steps", "20",
-            "--workers", "2", "--seeds", "0,1", "--out", str(tmp_path)]  # fmt: skip
+    file = tmp_path.with_suffix(".toml")
+    file.write_text("workers = 2\n[settings]\nsteps = 20\n")
+    args = ["compare", "mlp", "--recipe", "ddp", "--recipe", "topk(density=0.05)", "--config",
+            str(file), "--seeds", "0,1", "--out", str(tmp_path)]  # fmt: skip
     result = call(*args)
     assert result.exit_code == 0, result.output
+    assert "workers = 2" in result.output and "steps = 20" in result.output  # printed back
     shown = "".join(result.output.split())  # the table is folded into 80 columns
     assert "accuracy" in shown and shown.count("(2)") == 2 and "topk(dens" in shown
     first = {}
@@ -313,10 +316,23 @@ def test_prove_tells_adtopk_from_topk(tmp_path):
     assert [found[call]["residual lost"]["held"] for call in found] == [True, True, False]
     asked = [v for verdicts in found.values() for v in verdicts.values() if v["held"] is not None]
     assert len(asked) > 12 and all((v["margin"] >= 0) is v["held"] for v in asked)
-    assert result.exit_code == 1  # topk leaves rows out
-    assert "violated" in result.output
+    held = {call: found[call]["rows missing"]["held"] for call in found}
+    assert held == {"adtopk(density=0.05)": True, "topk(density=0.05)": None, forgets: True}
+    assert result.exit_code == 1 and "violated" in result.output
     page = (tmp_path / "proof.html").read_text()
-    assert page.count("<svg") == 8 and "Violated in topk(density=0.05) (rows missing" in page
+    assert page.count("<svg") == 8 and f"Violated in {forgets} (residual lost" in page
+
+
+@pytest.mark.slow
+def test_prove_takes_the_settings_of_a_training(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('size = "tiny"\n[settings]\nbatch = 4\nepochs = 0.02\n')
+    result = call("prove", "mlp", "--recipe", "topk()", "--recipe", "int8()", "--config", str(file),
+                  "--workers", "1", "--seed", "3", "--set", "momentum=0.5")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for line in ('recipe = [', "batch = 4", "epochs = 0.02", "steps = 0", "seed = 3",
+                 "momentum = 0.5"):  # fmt: skip
+        assert line in result.stdout, line
 
 
 @pytest.mark.slow

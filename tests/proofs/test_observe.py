@@ -12,7 +12,7 @@ from thinwire.combinators import dense, memories
 from thinwire.comm import local
 from thinwire.memory import Residual
 from thinwire.proofs.observe import Observer, observed
-from thinwire.proofs.study import divergence
+from thinwire.proofs.study import Study, divergence, leaves_no_row_out
 from thinwire.proofs.verdict import verdicts
 from thinwire.reducers import Select
 from thinwire.remember import Remember
@@ -277,3 +277,17 @@ def _with_memory(part, memory):
         if hasattr(value, "reduce")
     }
     return replace(part, **changed)
+
+
+def test_what_could_not_be_looked_at_is_not_judged():
+    with pytest.raises(ValueError, match="never finite"):
+        Study(recipes.topk(), every=2).proof("topk()")
+
+
+@pytest.mark.parametrize(
+    ("call", "promised"),
+    [("adtopk()", True), ("adtopk(density=Ramp(start=0.3, end=0.01, steps=9))", True),
+     ("adtopk(interleave=True)", False), ("topk()", False), ("gtopk()", False), ("int8()", False)],
+)  # fmt: skip
+def test_rows_are_promised_by_who_selects_in_each(call, promised):
+    assert leaves_no_row_out(recipes.parse(call)) is promised

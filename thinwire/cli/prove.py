@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from thinwire import recipes
+from thinwire.cli import asked
 from thinwire.cli.app import app, console, reported
+from thinwire.cli.train import (
+    Batch,
+    Config,
+    DataPath,
+    Rate,
+    Seed,
+    Setting,
+    Size,
+    Weights,
+    told,
+)
 from thinwire.jobs import config, launch, logs, loop
 from thinwire.jobs.config import Run
 from thinwire.jobs.launch import Place
@@ -20,24 +34,37 @@ from thinwire.lab import workers as local
 from thinwire.proofs.study import Proof, Study, as_rows
 from thinwire.report import page, proved
 
+STEPS = 60  # unless the file or a flag says otherwise
+
 
 @app.command()
 def prove(
     job: Annotated[str, typer.Argument(help="Which; `thinwire list` names them.")],
     recipe: Annotated[list[str], typer.Option(help="A recipe call; repeatable.")],
     workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 4,
-    size: Annotated[str, typer.Option(help="tiny, small or paper.")] = "tiny",
-    data: Annotated[str | None, typer.Option(help="Files, or fake.")] = None,
-    steps: Annotated[int, typer.Option(min=4, help="Steps of training.")] = 60,
+    size: Size = None,
+    data: DataPath = None,
+    checkpoint: Weights = None,
+    config_file: Config = None,
+    steps: Annotated[int | None, typer.Option(min=4, help="Of training; 60 if not given.")] = None,
+    batch: Batch = None,
+    rate: Rate = None,
+    seed: Seed = None,
+    setting: Setting = None,
     every: Annotated[int, typer.Option(min=2, help="Look at two steps in so many.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write proof.json, proof.html.")] = None,
 ) -> None:
     """Whether what the convergence proofs assume holds in this training; exit code 1 if not."""
     with reported():
+        base: dict[str, Any] = {"settings": {"steps": STEPS}}
+        if config_file is not None:
+            base = asked.over(base, config.read(config_file))
+        given = {"steps": steps, "batch": batch, "rate": rate, "seed": seed}
         runs = [
-            config.made({"job": job, "size": size, "recipe": call, "data": data,
-                         "settings": {"steps": steps}})
+            config.made(asked.merged(
+                base, asked.flags(job, call, size, data, None, workers, checkpoint), given, setting
+            ))
             for call in dict.fromkeys(recipe)
         ]  # fmt: skip
         for call in recipe:  # PyTorch's own ways cannot be looked into, and some recipes neither
@@ -47,10 +74,13 @@ def prove(
         if out is not None:
             page.possible()
             logs.prepared(out)
-        proofs: list[Proof] = local.run(workers, _worker, runs, every)[0]
+        if not as_json:
+            told(runs)
+        proofs = _proofs(runs, workers, every)
         if out is not None:
             logs.written(out / "proof.json", _json(proofs))
-            page.write(proved.page(f"{job}, {size}, {workers} workers", proofs), out / "proof.html")
+            title = f"{job}, {runs[0].size}, {workers} workers"
+            page.write(proved.page(title, proofs), out / "proof.html")
     if as_json:
         console.print_json(_json(proofs))
     else:
@@ -60,14 +90,39 @@ def prove(
         raise typer.Exit(1)
 
 
+def _proofs(runs: list[Run], workers: int, every: int) -> list[Proof]:
+    """On local workers, with a bar for all runs together."""
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("looking", total=None)
+
+        def on_report(message: tuple[int, dict[str, Any]]) -> None:
+            number, record = message
+            each = record["total"]
+            progress.update(task, completed=number * each + record["step"], total=len(runs) * each)
+
+        found: list[Proof] = local.run(
+            workers, _worker, runs, every, on_report=on_report, net=runs[0].net
+        )[0]
+    return found
+
+
 def _worker(rank: int, world: int, report: Any, runs: list[Run], every: int) -> list[Proof]:
     place = Place(rank=rank, world=world)
-    proofs = []
-    for run in runs:
+    proofs: list[Proof] = []
+    for number, run in enumerate(runs):
+        tell = partial(_tell, report, number) if rank == 0 else lambda record: None
         study = Study(recipes.parse(run.recipe), every)
-        loop.train(place, run, wrap=study.wrap, after=study.close)
-        proofs.append(study.proof(run.recipe))
+        loop.train(place, run, tell=tell, wrap=study.wrap, after=study.close)
+        launch.agreed(partial(_proven, study, run.recipe, proofs))
     return proofs
+
+
+def _proven(study: Study, recipe: str, proofs: list[Proof]) -> None:
+    proofs.append(study.proof(recipe))
+
+
+def _tell(report: Any, number: int, record: dict[str, Any]) -> None:
+    report((number, record))
 
 
 def _json(proofs: list[Proof]) -> str:

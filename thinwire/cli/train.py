@@ -34,7 +34,7 @@ Workers = Annotated[
     typer.Option(
         min=1,
         max=config.MOST_WORKERS,
-        help="Local processes; else those of torchrun, srun or mpirun.",
+        help="Local processes: 2 to train, 4 to compare, or those of torchrun, srun, mpirun.",
     ),
 ]
 Net = Annotated[
@@ -42,7 +42,7 @@ Net = Annotated[
 ]
 DataPath = Annotated[str | None, typer.Option(help="Files, or fake; else what Python has.")]
 Weights = Annotated[Path | None, typer.Option(help="A local checkpoint to start from.")]
-Config = Annotated[Path | None, typer.Option(help="A TOML file; flags win over it.")]
+Config = Annotated[Path | None, typer.Option("--config", help="A TOML file; flags win over it.")]
 Setting = Annotated[
     list[str] | None, typer.Option("--set", help="A setting, as rate=0.1; repeatable.")
 ]
@@ -50,6 +50,7 @@ Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps, instead of epochs.")]
 Batch = Annotated[int | None, typer.Option(help="Examples a worker.")]
 Rate = Annotated[float | None, typer.Option(help="Highest learning rate.")]
+Seed = Annotated[int | None, typer.Option(help="Of weights and shuffles.")]
 
 
 @app.command()
@@ -63,12 +64,12 @@ def train(
     checkpoint: Weights = None,
     out: Annotated[Path | None, typer.Option(help="Where logs and checkpoints go.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    config_file: Annotated[Path | None, typer.Option("--config", help="TOML; flags win.")] = None,
+    config_file: Config = None,
     epochs: Epochs = None,
     steps: Steps = None,
     batch: Batch = None,
     rate: Rate = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights and shuffles.")] = None,
+    seed: Seed = None,
     setting: Setting = None,
 ) -> None:
     """Train a job with a recipe, on local workers or under torchrun, srun or mpirun.
@@ -88,7 +89,7 @@ def train(
         group = Group.of(workers, run, 2)
         run = replace(run, workers=group.world)
         if group.first:
-            console.print(config.written(run), markup=False, highlight=False, soft_wrap=True)
+            told([run])
         outcomes = _run([(run, folder)], group, resume is not None)
     if not group.first:
         return
@@ -139,6 +140,8 @@ def compare(
                 runs += [asked.seeded(made, s) for s in asked.seeds_of(seeds, made.settings.seed)]
         placed = [(run, None if out is None else out / runner.folder(run)) for run in runs]
         book = None if out is None else out / ledger.NAME
+        if group.first:
+            told(runs)
         outcomes = _run(placed, group, True, book)
     if not group.first:
         return
@@ -154,6 +157,13 @@ def compare(
             if entries:
                 page.write(compared.page(entries), out / "report.html")
                 console.print(f"{out / 'report.html'}", highlight=False, markup=False)
+
+
+def told(runs: list[Run]) -> None:
+    """What will be done, everything in it: a table a job."""
+    for job in dict.fromkeys(run.job for run in runs):
+        text = config.written(*(run for run in runs if run.job == job))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)

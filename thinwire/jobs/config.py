@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,8 +95,20 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no TOML: {error}") from None
 
 
-def written(run: Run) -> str:
-    """The run as TOML, everything in it."""
+def written(*runs: Run) -> str:
+    """A run as TOML, everything in it; of several, what they differ in is a list."""
     import tomli_w
 
-    return tomli_w.dumps({name: value for name, value in asdict(run).items() if value is not None})
+    return tomli_w.dumps(_joined([asdict(run) for run in runs]))
+
+
+def _joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for name in tables[0]:
+        values = [table[name] for table in tables]
+        once = [value for place, value in enumerate(values) if value not in values[:place]]
+        if isinstance(values[0], dict):
+            joined[name] = _joined(values)
+        elif values[0] is not None:  # runs of one comparison all have it, or none
+            joined[name] = once[0] if len(once) == 1 else once
+    return joined

@@ -8,10 +8,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from thinwire.combinators import memories
+from thinwire.bucket import by_row
+from thinwire.combinators import Scheduled, memories
+from thinwire.describe import parts
 from thinwire.proofs.observe import Note, Observer, observed
 from thinwire.proofs.verdict import Verdict, verdicts
 from thinwire.protocols import Reducer
+from thinwire.reducers import Select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class Study:
     def __init__(self, recipe: Reducer, every: int) -> None:
         self._observer = Observer(every=every)
         self._remembers = bool(memories(recipe))
+        self._by_rows = leaves_no_row_out(recipe)
         self._divergence = 0.0
 
     def wrap(self, recipe: Reducer) -> Reducer:
@@ -44,8 +48,18 @@ class Study:
 
     def proof(self, name: str) -> Proof:
         notes = self._observer.notes
-        found = verdicts(notes, self._divergence, self._remembers)
+        if not notes:
+            raise ValueError(f"no step of {name} could be looked at: gradients were never finite")
+        found = verdicts(notes, self._divergence, self._remembers, self._by_rows)
         return Proof(recipe=name, notes=notes, verdicts=found)
+
+
+def leaves_no_row_out(recipe: Any) -> bool:
+    """Whether all it selects is selected row by row: all-dimension top-k, in every step."""
+    if isinstance(recipe, Scheduled):
+        return leaves_no_row_out(recipe.at(0))
+    views = [part.over for part in parts(recipe) if isinstance(part, Select)]
+    return bool(views) and all(view is by_row for view in views)
 
 
 def divergence(net: nn.Module) -> float:

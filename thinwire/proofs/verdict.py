@@ -35,10 +35,14 @@ class Verdict:
         return self.limit - self.value
 
 
-def verdicts(notes: Sequence[Note], divergence: float, remembers: bool = True) -> list[Verdict]:
-    """The table of one recipe; `divergence` is the largest difference between replicas."""
+def verdicts(
+    notes: Sequence[Note], divergence: float, remembers: bool = True, by_rows: bool = False
+) -> list[Verdict]:
+    """The table of one recipe; `divergence` is the largest difference between replicas.
+
+    `remembers`: it has a memory. `by_rows`: it promises to leave no row out.
+    """
     sparse = [n for n in notes if n.sparse]
-    sliced = [n for n in sparse if n.rows > 1]
     return [
         _at_most("replicas differ by", divergence, 0.0, "parameters are the same on all ranks"),
         _at_worst("mass lost", notes, lambda n: n.mass, ROUNDING,
@@ -50,8 +54,7 @@ def verdicts(notes: Sequence[Note], divergence: float, remembers: bool = True) -
         _on_average("top-k over rand-k", sparse, lambda n: n.delta, 1.0,
                     "the mean is no farther from mean x than k random entries (gTop-k, 2019)"),
         _residual(notes),
-        _at_most("rows missing", _mean(sliced, lambda n: n.missing), 0.0,
-                 "every row of every matrix is touched in every step (ADTopk)"),
+        _rows(sparse, by_rows),
         _told("support overlap", _mean(sparse, lambda n: n.overlap), "share common to two ranks"),
         _told("density", _density(notes), "entries that rank 0 chose and that arrived, of all"),
     ]  # fmt: skip
@@ -73,6 +76,15 @@ def _xi(sparse: Sequence[Note], notes: Sequence[Note]) -> Verdict:
     if not sparse:
         return _told("xi", _mean(notes, lambda n: n.xi), about)
     return _bounded("xi", sparse, lambda n: n.xi, about)
+
+
+def _rows(sparse: Sequence[Note], promised: bool) -> Verdict:
+    """Asked of who promises it; of others it is told."""
+    about = "every row of every matrix is touched in every step (ADTopk)"
+    value = _mean([note for note in sparse if note.rows > 1], lambda n: n.missing)
+    if not promised:
+        return _told("rows missing", value, about)
+    return _at_most("rows missing", value, 0.0, about)
 
 
 def _residual(notes: Sequence[Note]) -> Verdict:

@@ -109,7 +109,7 @@ def page(entries: Sequence[Entry]) -> Page:
     count = len({entry.run.recipe for entry in entries})
     lead = (
         f"{count} recipes, {entries[0].run.size} size, {len(entries)} runs; every run of a job has "
-        "the same data, seeds and steps. The first recipe is the reference."
+        "the same data, seeds and steps."
     )
     return Page(title=f"Comparison: {', '.join(jobs)}", lead=lead, sections=sections)
 
