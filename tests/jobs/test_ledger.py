@@ -68,16 +68,31 @@ def test_runs_with_other_settings_stand_in_another_table(tmp_path):
 
 def test_what_only_shares_a_name_is_another_run(tmp_path):
     book = tmp_path / ledger.NAME
-    for data, checkpoint in (("/a/wiki", None), ("/b/wiki", None), ("/a/wiki", "/c/start")):
-        run = config.made({"job": "gpt2", "recipe": "dense()", "data": data,
-                           "checkpoint": checkpoint})  # fmt: skip
+    for folder, words in (("a", "one"), ("b", "two"), ("c", "one")):
+        (tmp_path / folder / "wiki").mkdir(parents=True)
+        (tmp_path / folder / "wiki" / "text").write_text(words)
+    made = [("a", None), ("b", None), ("a", tmp_path / "b"), ("c", None), ("gone", None)]
+    for data, checkpoint in made:
+        values = {"job": "gpt2", "recipe": "dense()", "data": str(tmp_path / data / "wiki")}
+        run = config.made(values | {"checkpoint": checkpoint and str(checkpoint)})
         ledger.append(book, Line.of(run, 4, "none", outcome("dense()", 0.5), Path("nowhere")))
-    lines = ledger.read([book])
-    assert len(lines) == 3 and "gpt2 from start, tiny, wiki" in lines[2].place
-    assert not any(part in book.read_text() for part in ("/a/", "/b/", "/c/"))
+    lines = ledger.read([book])  # the same text elsewhere is the same run, as is what is gone
+    assert len(lines) == 3 and "gpt2 from b, tiny, wiki" in lines[2].place
+    assert lines[0].origin and not any(f"/{part}" in book.read_text() for part in "abc")
     assert len(grown.tables(lines)) == 3  # nor are they averaged
     fake = config.made({"job": "gpt2", "recipe": "dense()", "data": "fake"})
     assert Line.of(fake, 4, "none", outcome("dense()", 0.5), Path("nowhere")).origin == ""
+
+
+def test_settings_that_came_later_had_their_defaults(tmp_path):
+    book = tmp_path / ledger.NAME
+    ledger.append(book, line("dense()", 0, 0.5))
+    values = json.loads(book.read_text())
+    del values["settings"]["accumulate"]
+    book.write_text(json.dumps(values) + "\n")
+    ledger.append(book, line("dense()", 0, 0.6))
+    (only,) = ledger.read([book])
+    assert only.outcome.figures == {"accuracy": 0.6} and only.settings["accumulate"] == 1
 
 
 def test_a_line_that_a_killed_process_owes_is_written_once(tmp_path):

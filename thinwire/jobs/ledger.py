@@ -2,9 +2,10 @@
 
     {"job": "resnet20", ..., "seed": 0, "settings": {...}, "outcome": {...}, "scores": [{...}]}
 
-Paths are told by their last part. `settings` are all others of the run, `outcome` is what
-`result.json` holds, `scores` are those the run had on its way. A run that is done twice has two
-lines; the last one counts.
+Paths are told by their last part, and by a digest of what lies there: the same files on another
+machine are the same data. `settings` are all others of the run, `outcome` is what `result.json`
+holds, `scores` are those the run had on its way. A run that is done twice has two lines; the last
+one counts. Settings that a line was written without had their defaults.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from thinwire.jobs import logs
 from thinwire.jobs.config import Run
-from thinwire.jobs.job import FAKE
+from thinwire.jobs.job import FAKE, Settings
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
 
 NAME = "results.jsonl"
+HEAD = 1 << 16  # bytes of every file that a digest looks at
+_DEFAULTS = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ class Line:
     outcome: Outcome
     scores: list[dict[str, float]] = field(default_factory=list)
     checkpoint: str | None = None
-    origin: str = ""  # a digest of where data and checkpoint lay: names may be the same
+    origin: str = ""  # a digest of data and checkpoint; "" if they could not be looked at
 
     @staticmethod
     def of(run: Run, workers: int, net: str, outcome: Outcome, out: Path) -> Line:
@@ -54,20 +58,24 @@ class Line:
         settings.pop("seed")
         names = [None if path is None else Path(path).name for path in (run.data, run.checkpoint)]
         paths = [path for path in (run.data, run.checkpoint) if path not in (None, FAKE)]
-        where = "\n".join(str(Path(str(path)).absolute()) for path in paths)
         return Line(
             job=run.job, size=run.size, workers=workers, net=net, data=names[0],
             seed=run.settings.seed, settings=settings, outcome=outcome,
             scores=list(by_step.values()),
             checkpoint=names[1],
-            origin=hashlib.sha256(where.encode()).hexdigest()[:8] if paths else "",
+            origin="-".join(digest(Path(str(path))) for path in paths),
         )  # fmt: skip
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """Which run this is, whatever it gave."""
-        which = (self.place, self.origin, self.settings, self.outcome.recipe, self.seed)
+        """Which run this is, whatever it gave; where two may still differ is the data."""
+        which = (self.place, self.settings, self.outcome.recipe, self.seed)
         return json.dumps(which, sort_keys=True)
+
+    def again(self, other: Line) -> bool:
+        """Whether this is the other run, done once more; data that was gone may be the other's."""
+        alike = self.origin == other.origin or not (self.origin and other.origin)
+        return alike and self.key == other.key
 
     @property
     def place(self) -> str:
@@ -76,6 +84,22 @@ class Line:
         data = "embedded data" if self.data is None else self.data
         start = "" if self.checkpoint is None else f" from {self.checkpoint}"
         return f"{self.job}{start}, {self.size}, {data}, {self.workers} workers, {links}"
+
+
+def digest(path: Path) -> str:
+    """Of a file, or of a folder and the folders in it: names, sizes, and how files begin."""
+    whole = hashlib.sha256()
+    try:
+        found = [path] if path.is_file() else sorted([*path.glob("*"), *path.glob("*/*")])
+        for one in found:
+            whole.update(f"{one.relative_to(path.parent).as_posix()}\n".encode())
+            if one.is_file():
+                whole.update(f"{one.stat().st_size}\n".encode())
+                with one.open("rb") as file:
+                    whole.update(file.read(HEAD))
+    except OSError:
+        return ""
+    return whole.hexdigest()[:8] if found else ""
 
 
 def append(path: Path, line: Line) -> None:
@@ -97,27 +121,35 @@ def complete(path: Path, line: Line) -> None:
 
     It may have been killed in the middle of a line, which then is none.
     """
-    if not path.exists() or all(line.key != key for key in _keys(path)):
+    if not path.exists() or not any(line.again(other) for other in _whole(path)):
         append(path, line)
 
 
-def _keys(path: Path) -> Iterator[str]:
+def _whole(path: Path) -> Iterator[Line]:
     for number, written in enumerate(_lines(path), 1):
         with contextlib.suppress(Refused):
-            yield _line(written, path, number).key
+            yield _line(written, path, number)
 
 
 def read(paths: Sequence[Path]) -> list[Line]:
     """Every run once, in the order in which they were first done."""
-    found: dict[str, Line] = {}
+    found: list[Line] = []
     for path in paths:
         for number, written in enumerate(_lines(path), 1):
             if written.strip():
-                line = _line(written, path, number)
-                found[line.key] = line
+                _put(_line(written, path, number), found)
     if not found:
         raise Refused(f"{', '.join(map(str, paths))} hold no result yet; compare something first")
-    return list(found.values())
+    return found
+
+
+def _put(line: Line, found: list[Line]) -> None:
+    """In the place of the same run, or behind all others."""
+    for place, other in enumerate(found):
+        if line.again(other):
+            found[place] = line if line.origin else replace(line, origin=other.origin)
+            return
+    found.append(line)
 
 
 def _lines(path: Path) -> list[str]:
@@ -133,6 +165,9 @@ def _line(text: str, path: Path, number: int) -> Line:
     try:
         values = json.loads(text)
         outcome = Outcome(**logs.numbers(values["outcome"]))
-        return Line(**values | {"outcome": outcome, "scores": logs.numbers(values["scores"])})
+        scores = logs.numbers(values["scores"])
+        settings = json.loads(json.dumps(_DEFAULTS)) | values["settings"]
+        settings.pop("seed", None)
+        return Line(**values | {"outcome": outcome, "scores": scores, "settings": settings})
     except (ValueError, TypeError, KeyError) as error:
         raise Refused(f"line {number} of {path} is no result ({error}); remove that line") from None
