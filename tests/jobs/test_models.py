@@ -25,6 +25,7 @@ PUBLISHED = {
     "vgg16": 14_728_266,
     "vit": 304_326_632,
     "lstm-lm": 66_034_000,
+    "lstm-wiki": 37_319_278,  # 2 (33,278 x 500) words, 33,278 biases, 2 x 4 (1,000 + 2) 500
     "lstm-an4": 27_569_568,
     "bert": 110_106_428,
     "bert-large": 336_226_108,
@@ -72,6 +73,7 @@ PAPERS = {  # as the papers' scripts have them
     "resnet152": ("sgd", 32, 0.0125, 80, 0.9, 5e-5, "milestones", (30, 60)),
     "vit": ("adamw", 32, 5e-5, 80, 0.9, 0.0, "linear", ()),
     "lstm-lm": ("sgd", 20, 1.0, 50, 0.0, 0.0, "constant", ()),
+    "lstm-wiki": ("adam", 80, 1e-3, 120, 0.9, 1.2e-6, "plateau", ()),
     "lstm-an4": ("sgd", 2, 1e-3, 100, 0.9, 1e-4, "milestones", tuple(range(1, 100))),
     "gpt2": ("adamw", 2, 5e-5, 30, 0.9, 0.0, "linear", ()),
     "squad": ("adamw", 4, 3e-5, 3, 0.9, 0.01, "linear", ()),
@@ -84,10 +86,22 @@ def test_hyper_parameters_at_paper_size(name):
     s = find(name).sizes["paper"]
     assert (s.optimizer, s.batch, s.rate, s.epochs, s.momentum, s.weight_decay, s.schedule,
             s.milestones) == PAPERS[name]  # fmt: skip
-    assert s.rate_by_workers is (name in ("resnet50", "resnet152"))
+    assert s.rate_by_workers is (name in ("resnet50", "resnet152", "lstm-wiki"))
     assert s.warmup == {"resnet20": 10, "vgg16": 10, "resnet50": 5, "resnet152": 5, "squad": 0.3,
                         "squad-large": 3}.get(name, 0)  # fmt: skip
-    assert s.clip == {"lstm-lm": 0.25, "lstm-an4": 400, "squad": 1, "squad-large": 1}.get(name, 0)
+    assert s.clip == {"lstm-lm": 0.25, "lstm-wiki": 0.1, "lstm-an4": 400, "squad": 1,
+                      "squad-large": 1}.get(name, 0)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["lstm-lm", "lstm-wiki", "gpt2", "bert", "squad"])
+def test_shorter_texts_of_the_same_network(name):
+    short, own = (find(name).make("tiny", Source(length=n)) for n in (17, 0))
+    at = torch.tensor([0, 1])
+    assert short.train.batch(at, None)[0].shape == (2, 17)
+    counts = [sum(p.numel() for p in task.net().parameters()) for task in (short, own)]
+    assert counts[0] == counts[1]
+    with pytest.raises(ValueError, match="length must be at most"):
+        find(name).make("tiny", Source(length=1000))
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-large"])

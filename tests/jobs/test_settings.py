@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from thinwire import recipes
 from thinwire.combinators import memories
 from thinwire.jobs import config
-from thinwire.jobs.descent import factor, optimizer_of, with_momentum
+from thinwire.jobs.descent import Plateau, factor, optimizer_of, with_momentum
 from thinwire.jobs.job import Settings, settings_of
 from thinwire.memory import MomentumCorrected
 
@@ -24,7 +25,9 @@ BASE = Settings(batch=4, rate=0.1)
      ({"precision": "int4"}, "precision must be one of fp32"), ({"batch": "4"}, "batch is a int"),
      ({"epochs": 0}, "give steps, or epochs above 0"), ({"speed": 1}, "unknown setting 'speed'"),
      ({"seed": 10**18}, "seed must be at most 4294967296, got 1000000000000000000"),
-     ({"warmup": -1}, "warmup must be at least 0"), ({"momentum": True}, "momentum is a float")],
+     ({"warmup": -1}, "warmup must be at least 0"), ({"momentum": True}, "momentum is a float"),
+     ({"length": 4}, "length must be at least 16, got 4"),
+     ({"schedule": "plateau", "score_every": 0}, "give score_every above 0")],
 )  # fmt: skip
 def test_bad_settings_are_one_message(values, message):
     with pytest.raises(ValueError, match=message):
@@ -55,7 +58,8 @@ def test_a_run_survives_its_toml(tmp_path):
      ({"job": "mlp", "workers": 0}, "workers must be 1 to 250, got 0"),
      ({"job": "mlp", "workers": "two"}, "workers must be a whole number, got 'two'"),
      ({"job": "mlp", "data": 5}, "data must be a string, got 5"),
-     ({"job": "mlp", "settings": 3}, "settings must be a table, got 3")],
+     ({"job": "mlp", "settings": 3}, "settings must be a table, got 3"),
+     ({"job": "mlp", "settings": {"length": 32}}, "length is for jobs that read text")],
 )  # fmt: skip
 def test_bad_runs_are_one_message(values, message):
     with pytest.raises(ValueError, match=message):
@@ -92,6 +96,34 @@ def test_learning_rates():
     assert [factor(counted, s, 100, 10) for s in (0, 3, 4)] == [0.25, 1.0, 1.0]
     flat = Settings(batch=1, rate=1.0, schedule="constant")
     assert factor(flat, 99, 100, 10) == 1.0
+    part = replace(cosine, schedule_steps=100)  # the first steps of a longer training
+    assert [factor(part, s, 30, 10) for s in range(30)] == values[:30]
+    assert factor(part, 200, 300, 10) == 0.0
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[5, 4, 4, 4, 4, 3, 3, 3.1, 3, 3, 3, 3, 3], [1.0, 0.99995, 0.99992, 0.99991, 0.9999, 0.9]],
+)  # fmt: skip
+def test_a_plateau_ends_as_torch_has_it(losses):
+    settings = Settings(batch=1, rate=1.0, schedule="plateau", gamma=0.5, patience=2)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=2)
+    ours = Plateau()
+    for step, loss in enumerate(losses, 1):
+        theirs.step(loss)
+        ours.hear(settings, step, loss)
+        ours.hear(settings, step, -1e9)  # once more, after a resume
+        assert ours.factor == optimizer.param_groups[0]["lr"]
+    assert ours.factor < 1
+
+
+def test_shares_have_plateaus_too():
+    settings = Settings(batch=1, rate=1.0, schedule="plateau", gamma=0.5, patience=2)
+    found = Plateau()
+    for step, accuracy in enumerate((0.1, 0.5, 0.4, 0.5, 0.5, 0.6), 1):
+        found.hear(settings, step, -accuracy)
+    assert (found.factor, found.waited, found.best) == (0.5, 0, -0.6)
 
 
 def test_rates_of_all_workers_together():

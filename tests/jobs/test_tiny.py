@@ -19,6 +19,7 @@ LARGE = {
     "bert-large": "bert",
     "squad-large": "squad",
     "gpt2-large": "gpt2",
+    "lstm-wiki": "lstm-lm",
 }  # at tiny size they are the same job
 SMALL = [job for job in JOBS if job not in LARGE]
 LONGEST = 8.0  # seconds of one training, data and all: of this process, whoever else is at work

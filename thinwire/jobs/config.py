@@ -15,7 +15,7 @@ from thinwire.lab.baselines import HALF, PLAIN, POWER
 from thinwire.protocols import Reducer
 
 BASELINES = {"ddp": PLAIN, "fp16-hook": HALF, "powersgd-hook": POWER}  # PyTorch's own, for compare
-OWN = ("mlp", "mnist", "resnet20", "vgg16", "lstm-lm", "lstm-an4")  # networks of ours
+OWN = ("mlp", "mnist", "resnet20", "vgg16", "lstm-lm", "lstm-wiki", "lstm-an4")  # networks of ours
 _KINDS = {"job": str, "size": str, "recipe": str, "data": str, "checkpoint": str, "net": str,
           "workers": int, "settings": dict}  # fmt: skip
 _SAID = {str: "a string", int: "a whole number", dict: "a table"}
@@ -37,7 +37,7 @@ class Run:
 
     def source(self) -> Source:
         checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
-        return Source(data=self.data, checkpoint=checkpoint)
+        return Source(data=self.data, checkpoint=checkpoint, length=self.settings.length)
 
     def reducer(self) -> Reducer | None:
         """None for what PyTorch does by itself."""
@@ -75,6 +75,8 @@ def made(values: dict[str, Any]) -> Run:
     run.reducer()
     if run.job not in OWN and find_spec("transformers") is None:
         raise ValueError(f"{run.job} needs transformers: pip install 'thinwire[jobs]'")
+    if settings.length and not job.reads:
+        raise ValueError(f"length is for jobs that read text, {run.job} does not")
     if run.workers is not None and not 1 <= run.workers <= MOST_WORKERS:
         raise ValueError(f"workers must be 1 to {MOST_WORKERS}, got {run.workers}")
     if run.checkpoint is not None and run.job in OWN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from thinwire.describe import rebuilt
 from thinwire.jobs.job import Settings
 from thinwire.memory import MomentumCorrected
 from thinwire.protocols import Reducer
+
+BETTER = 1e-4  # share of the best score so far by which a better one is below it
 
 
 def optimizer_of(
@@ -71,15 +73,40 @@ def with_momentum(recipe: Reducer, settings: Settings, world: int) -> Reducer:
     return changed
 
 
+@dataclass
+class Plateau:
+    """A rate that falls whenever `patience` scores in a row, and one more, were no better.
+
+    As torch's ReduceLROnPlateau does; ours knows which score it has heard, since a checkpoint may
+    be of the moment before a score or of the one after.
+    """
+
+    best: float = math.inf
+    waited: int = 0
+    factor: float = 1.0
+    heard: int = 0  # the step of the last score
+
+    def hear(self, settings: Settings, step: int, loss: float) -> None:
+        """The score of a step, less is better."""
+        if settings.schedule != "plateau" or step <= self.heard:
+            return
+        self.heard = step
+        better = self.best == math.inf or loss < self.best - BETTER * abs(self.best)
+        self.best, self.waited = (loss, 0) if better else (self.best, self.waited + 1)
+        if self.waited > settings.patience:
+            self.factor, self.waited = self.factor * settings.gamma, 0
+
+
 def factor(settings: Settings, step: int, total: int, each: int) -> float:
     """What the highest learning rate is multiplied by; `each` is steps an epoch."""
+    total = settings.schedule_steps or total
     rising = settings.warmup_steps or settings.of_epochs(settings.warmup, each)
     rising = min(rising, total // 2)
     if step < rising:
         return (step + 1) / rising
-    if settings.schedule == "constant":
+    if settings.schedule in ("constant", "plateau"):
         return 1.0
     if settings.schedule == "milestones":
         return settings.gamma ** sum(step >= m * each for m in settings.milestones)
-    done = (step - rising) / max(1, total - rising)
+    done = min(1.0, (step - rising) / max(1, total - rising))
     return 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))

@@ -15,6 +15,8 @@ from thinwire.jobs.data.source import Batch, Data, MissingData
 SIZES = ("tiny", "small", "paper")
 FAKE = "fake"
 MOST_SEED = 2**32  # each rank's dropout has a thousand of its own
+LOWER = ("loss", "test_loss", "perplexity", "wer", "cer")  # figures of which less is better
+SHORTEST = 16  # words, of which a question may have a quarter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +35,14 @@ class Settings:
     rate_by_workers: bool = False  # the learning rate is `rate` times their number
     warmup: float = 0.0  # epochs in which the learning rate rises from nothing
     warmup_steps: int = 0  # the same in steps
-    schedule: str = "cosine"  # constant, cosine, linear or milestones
+    schedule: str = "cosine"  # constant, cosine, linear, milestones or plateau
+    schedule_steps: int = 0  # what it is planned for, if not for as many steps as are taken
     milestones: tuple[float, ...] = ()  # epochs at which the rate is multiplied by `gamma`
-    gamma: float = 0.1
+    gamma: float = 0.1  # of milestones, and of a plateau
+    patience: int = 3  # scores in a row that are no better, and one more ends a plateau
     clip: float = 0.0  # largest norm of a gradient; 0 is none
     accumulate: int = 1  # batches a step
+    length: int = 0  # words that a job of text reads at once; 0 is as many as its size has
     precision: str = "fp32"  # or bf16, fp16: autocast
     loaders: int = 0  # processes that read ahead
     bucket_mb: float = 25.0
@@ -52,16 +57,21 @@ class Settings:
             if f.type == "float" and not abs(value) < math.inf:
                 raise ValueError(f"{f.name} must be a finite number, got {value!r}")
         _least(self, 1, "batch", "accumulate")
-        _least(self, 0, "steps", "warmup_steps", "seed", "loaders", "momentum", "weight_decay",
-               "warmup", "clip", "score_every", "save_every")  # fmt: skip
+        _least(self, 0, "steps", "warmup_steps", "schedule_steps", "length", "seed", "loaders",
+               "momentum", "weight_decay", "warmup", "clip", "score_every", "save_every",
+               "patience")  # fmt: skip
         _one_of(self, "optimizer", ("sgd", "adam", "adamw"))
-        _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones"))
+        _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones", "plateau"))
         _one_of(self, "precision", ("fp32", "bf16", "fp16"))
         if self.seed > MOST_SEED:
             raise ValueError(f"seed must be at most {MOST_SEED}, got {self.seed}")
         for name in ("rate", "epsilon", "bucket_mb"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)!r}")
+        if 0 < self.length < SHORTEST:
+            raise ValueError(f"length must be at least {SHORTEST}, got {self.length}")
+        if self.schedule == "plateau" and not self.score_every:
+            raise ValueError("a plateau is one of scores: give score_every above 0")
         if not self.momentum < 1:
             raise ValueError(f"momentum must be below 1, got {self.momentum!r}")
         if not self.steps and not self.epochs > 0:
@@ -98,6 +108,13 @@ class Source:
 
     data: Path | str | None = None
     checkpoint: Path | None = None
+    length: int = 0
+
+    def words(self, own: int) -> int:
+        """How many are read at once: as many as a size has of its own, or fewer."""
+        if self.length > own:
+            raise ValueError(f"length must be at most {own} at this size, got {self.length}")
+        return self.length or own
 
     @property
     def fake(self) -> bool:
@@ -141,6 +158,7 @@ class Job:
     data: str  # what --data expects
     make: Callable[[str, Source], Task]
     sizes: Mapping[str, Settings]
+    reads: bool = False  # text, of some length
 
 
 def quick(batch: int, rate: float, steps: int, **more: Any) -> Settings:

@@ -23,10 +23,18 @@ TEXT = f"a folder with {text.LAYOUT}"
 
 
 def lstm_lm(size: str, source: Source) -> Task:
+    return _lstm(size, source, (10_000, 1500, 2, 35, 0.65))
+
+
+def lstm_wiki(size: str, source: Source) -> Task:
+    return _lstm(size, source, (33_278, 500, 2, 70, 0.2))
+
+
+def _lstm(size: str, source: Source, paper: tuple[int, int, int, int, float]) -> Task:
     words, width, layers, length, drop = {
-        "tiny": (500, 64, 1, 20, 0.0), "small": (10_000, 256, 1, 35, 0.2),
-        "paper": (10_000, 1500, 2, 35, 0.65),
+        "tiny": (500, 64, 1, 20, 0.0), "small": (10_000, 256, 1, 35, 0.2), "paper": paper,
     }[size]  # fmt: skip
+    length = source.words(length)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), words)))
     else:
@@ -52,8 +60,9 @@ def gpt2_large(size: str, source: Source) -> Task:
 
 
 def _gpt2(
-    words: int, width: int, layers: int, heads: int, length: int, size: str, source: Source
+    words: int, width: int, layers: int, heads: int, places: int, size: str, source: Source
 ) -> Task:
+    length = source.words(places)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), words)), rows=8)
     else:
@@ -62,7 +71,7 @@ def _gpt2(
         data = tuple(text.Windows(text.tokens(learnt, part), length) for part in (train, test))
         words = learnt.get_vocab_size()
     return _predicting(
-        lambda: hub.gpt2(width, layers, heads, words, length, source.checkpoint), data
+        lambda: hub.gpt2(width, layers, heads, words, places, source.checkpoint), data
     )
 
 
@@ -99,22 +108,31 @@ def _perplexity(rows: Tensor) -> dict[str, float]:
 
 
 _WORDS = Settings(batch=20, rate=1.0, epochs=50, momentum=0.0, clip=0.25, schedule="constant")
+_WIKI = Settings(
+    batch=80, rate=1e-3, rate_by_workers=True, epochs=120, optimizer="adam", weight_decay=1.2e-6,
+    clip=0.1, schedule="plateau", gamma=0.5, patience=3,
+)  # fmt: skip
+_TINY_LSTM = quick(8, 1.0, 40, clip=0.5)
+_SMALL_LSTM = Settings(batch=8, rate=1.0, epochs=4, clip=0.5)
 _CAUSAL = Settings(batch=2, rate=5e-5, epochs=30, optimizer="adamw", schedule="linear")
 SMALL = Settings(batch=8, rate=1e-3, epochs=4, warmup=0.4, optimizer="adamw", clip=1.0)
 TINY = quick(8, 3e-3, 36, optimizer="adamw")
 
 JOBS = {
     "lstm-lm": Job(
-        about="LSTM language model, PTB or WikiText-2 (gTop-k)", data=TEXT, make=lstm_lm,
-        sizes={"tiny": quick(8, 1.0, 40, clip=0.5),
-               "small": Settings(batch=8, rate=1.0, epochs=4, clip=0.5), "paper": _WORDS},
+        about="LSTM language model, PTB (gTop-k)", data=TEXT, reads=True, make=lstm_lm,
+        sizes={"tiny": _TINY_LSTM, "small": _SMALL_LSTM, "paper": _WORDS},
+    ),
+    "lstm-wiki": Job(
+        about="LSTM language model, WikiText-2 (ADTopk)", data=TEXT, reads=True, make=lstm_wiki,
+        sizes={"tiny": _TINY_LSTM, "small": _SMALL_LSTM, "paper": _WIKI},
     ),
     "gpt2": Job(
-        about="GPT-2, WikiText-103 (ADTopk)", data=TEXT, make=gpt2,
+        about="GPT-2, WikiText-103 (ADTopk)", data=TEXT, reads=True, make=gpt2,
         sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
     ),
     "gpt2-large": Job(
-        about="the same, GPT-2 large", data=TEXT, make=gpt2_large,
+        about="the same, GPT-2 large", data=TEXT, reads=True, make=gpt2_large,
         sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
     ),
 }  # fmt: skip

@@ -19,8 +19,8 @@ from thinwire.jobs import saved
 from thinwire.jobs.ahead import Ahead, Tell, parts, same_data
 from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, batches, in_order
-from thinwire.jobs.descent import corrects_momentum, factor, optimizer_of, with_momentum
-from thinwire.jobs.job import Settings, Task
+from thinwire.jobs.descent import Plateau, corrects_momentum, factor, optimizer_of, with_momentum
+from thinwire.jobs.job import LOWER, Settings, Task
 from thinwire.jobs.launch import Place, agreed
 from thinwire.jobs.tally import Tally
 from thinwire.lab.baselines import Baseline
@@ -94,12 +94,13 @@ class Training:
             self.sync = attach(self.model, wrap(recipe), optimizer=self.optimizer, scaler=scaler)
         torch.manual_seed(settings.seed * 1000 + place.rank)  # dropout is every rank's own
         self.step = 0
+        self.plateau = Plateau()
         self.tally = Tally(place.world, sum(p.numel() for p in self.net.parameters()))
 
     def take(self, part: list[Batch]) -> Tensor:
         """One step over these batches; their mean loss."""
         settings = self.run.settings
-        rate = factor(settings, self.step, self.total, self.each)
+        rate = self.plateau.factor * factor(settings, self.step, self.total, self.each)
         for group in self.optimizer.param_groups:
             group["lr"] = group["base"] * rate
         total = torch.zeros((), device=self.place.device)
@@ -140,7 +141,10 @@ class Training:
             moved = (tuple(c.to(place.device) for c in batch) for batch in loader)
             agreed(lambda: rows.append(self.task.rows(self.net, moved).cpu()))
         self.net.train()
-        return self.task.figures(_gathered(rows[0], place.world))
+        figures = self.task.figures(_gathered(rows[0], place.world))
+        name, value = next(iter(figures.items()))
+        self.plateau.hear(self.run.settings, self.step, value if name in LOWER else -value)
+        return figures
 
     def sent(self) -> dict[str, Any]:
         if self.sync is not None:
@@ -156,6 +160,7 @@ class Training:
         shared = {
             "step": self.step, "run": asdict(self.run), "model": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict(),
+            "plateau": asdict(self.plateau),
         }  # fmt: skip
         own = {
             "random": self._random(), "tally": self.tally.state(self.sent()),
@@ -178,6 +183,7 @@ class Training:
         self.net.load_state_dict(shared["model"])
         self.optimizer.load_state_dict(shared["optimizer"])
         self.scaler.load_state_dict(shared["scaler"])
+        self.plateau = Plateau(**shared.get("plateau", {}))
         self.tally.load(own["tally"], self.step)
         torch.set_rng_state(own["random"][0])
         if self.place.device.type == "cuda":
@@ -243,6 +249,8 @@ def _steps(
     save_every = settings.of_epochs(settings.save_every, training.each)
     figures: dict[str, float] = {}
     scored, saved_at = -1, training.step  # what was just loaded need not be saved
+    if settings.schedule == "plateau" and training.step and training.step % score_every == 0:
+        training.score()  # what was loaded may have been saved before its score
     stream = parts(training.task.train, settings, training.place, training.step)
     ahead = Ahead(stream, training.total - training.step, tell)
     while training.step < training.total and not tally.stopping:

@@ -42,6 +42,7 @@ def _bert_shape(size: str) -> tuple[int, int, int, int]:
 def _pretraining(
     words: int, width: int, layers: int, heads: int, length: int, size: str, source: Source
 ) -> Task:
+    length = source.words(length)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), 2), ((length,), 2),
                           ((length,), words), ((), 2)), rows=16)  # fmt: skip
@@ -69,6 +70,8 @@ def squad_large(size: str, source: Source) -> Task:
 
 def _answering(words: int, width: int, layers: int, heads: int, size: str, source: Source) -> Task:
     length, stride = {"tiny": (40, 16), "small": (128, 64), "paper": (384, 128)}[size]
+    stride = max(1, stride * source.words(length) // length)
+    length = source.words(length)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), 2), ((length,), 2), ((), length),
                           ((), length), ((), 1)), rows=16)  # fmt: skip
@@ -176,19 +179,19 @@ _ANSWERING = Settings(batch=4, rate=3e-5, epochs=3, warmup=0.3, optimizer="adamw
 
 JOBS = {
     "bert": Job(
-        about="BERT pretraining from plain text (Ok-Topk)", data=TEXT, make=bert,
+        about="BERT pretraining from plain text (Ok-Topk)", data=TEXT, reads=True, make=bert,
         sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
     ),
     "bert-large": Job(
-        about="the same, BERT-large (ACP-SGD)", data=TEXT, make=bert_large,
+        about="the same, BERT-large (ACP-SGD)", data=TEXT, reads=True, make=bert_large,
         sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
     ),
     "squad": Job(
-        about="BERT on SQuAD v1.1 (ADTopk)", data=questions.LAYOUT, make=squad,
+        about="BERT on SQuAD v1.1 (ADTopk)", data=questions.LAYOUT, reads=True, make=squad,
         sizes={"tiny": TINY, "small": SMALL, "paper": _ANSWERING},
     ),
     "squad-large": Job(
-        about="the same, BERT-large (ADTopk)", data=questions.LAYOUT, make=squad_large,
+        about="the same, BERT-large (ADTopk)", data=questions.LAYOUT, reads=True, make=squad_large,
         sizes={"tiny": TINY, "small": SMALL, "paper": replace(_ANSWERING, epochs=30, warmup=3)},
     ),
 }  # fmt: skip

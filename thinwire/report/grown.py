@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.jobs import logs
+from thinwire.jobs.job import LOWER
 from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
@@ -26,7 +27,6 @@ from thinwire.report.compared import (
 )
 from thinwire.report.pattern import HUES, PAPER
 
-LOWER = ("loss", "test_loss", "perplexity", "wer")  # figures of which less is better
 KINDS = ("png", "svg", "pdf")
 ACROSS = ("step", "bytes_sent", "elapsed")
 
