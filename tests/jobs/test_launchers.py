@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
-from thinwire.jobs import launch, logs
+from thinwire.jobs import launch, logs, saved
 from thinwire.jobs.launch import agreed, launched
 from thinwire.lab.collectives import mpirun
 from thinwire.lab.workers import Refused
@@ -31,21 +33,28 @@ def under_mpi(*args):
     return _done([*mpirun(2), *CALL, *args], {})
 
 
-def slurm(*args):
-    """There is no Slurm here; what its steps see of it is this."""
+def begun(*args):
+    """The steps of a Slurm job. There is no Slurm here; what they see of it is this."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7",
               "SLURM_STEP_NODELIST": "node[1-2]",
               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
-    steps = [
+    return [
         subprocess.Popen(
             [*CALL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=_environment(shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}),
         )
         for rank in range(2)
     ]  # fmt: skip
+
+
+def slurm(*args):
+    return _ended(begun(*args))
+
+
+def _ended(steps):
     try:
         outputs = [step.communicate(timeout=100) for step in steps]
     finally:
@@ -74,6 +83,20 @@ def test_launchers_need_no_workers(start, tmp_path):
     assert code == 0, complaints
     assert printed.count("x less") == 1  # rank 0 alone prints
     assert json.loads((out / logs.RESULT).read_text())["steps"] == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_ends_all_after_the_same_step(rank, tmp_path):
+    steps = begun("--steps", "100000", "--out", str(tmp_path))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(logs.records(tmp_path / logs.LOG)) < 5:
+        time.sleep(0.05)
+    steps[rank].send_signal(signal.SIGTERM)
+    code, printed, complaints = _ended(steps)
+    assert code == 0, complaints
+    (step,) = saved.steps(tmp_path)
+    assert f"Stopped after step {step}; go on with --resume" in " ".join(printed.split())
 
 
 @pytest.mark.slow

@@ -82,6 +82,33 @@ def test_a_resumed_run_ends_with_the_same_weights(recipe, options, pool, tmp_pat
         assert metrics["steps"] == 12
 
 
+def hooked(rank, world, folder):
+    """PyTorch's own, for 6 steps; its PowerSGD once more after a stop, of which nothing is kept."""
+    place, found = Place(rank=rank, world=world), {}
+    for name in config.BASELINES:
+        found[name] = loop.train(place, replace(made(name, steps=6), workers=world))
+    run, stop = made("powersgd-hook", steps=6), iter([False, False] + [True] * 9)
+    half = loop.train(place, run, out=Path(folder), asked_to_stop=lambda: next(stop))
+    begun = runner._all(place, [(run, Path(folder))], lambda _: None, lambda: False, "none", None)
+    return found, half, begun[0]
+
+
+@pytest.mark.slow
+def test_what_pytorch_has_is_counted_from_its_first_step(pool, tmp_path):
+    (found, half, again), _ = pool.run(2, hooked, str(tmp_path))
+    sent = {name: outcome.metrics["bytes_sent"] for name, outcome in found.items()}
+    dense = found["ddp"].metrics["bytes_dense"]
+    assert sent["ddp"] == dense and sent["fp16-hook"] == dense / 2
+    shapes = [p.shape for p in find("mlp").make("tiny", Source()).net().parameters()]
+    each = sum(4 * sum(s) if len(s) == 2 and 8 * sum(s) < s[0] * s[1] else math.prod(s)
+               for s in shapes)  # fmt: skip
+    assert sent["powersgd-hook"] == 2 * dense // 6 + 4 * 4 * each  # two plain steps, four of rank 4
+    assert found["powersgd-hook"].metrics["density"] == pytest.approx(sent["powersgd-hook"] / dense)
+    assert all(outcome.loss < outcome.first_loss for outcome in found.values())
+    assert 0 < half.steps < 6 and again.metrics["steps"] == 6
+    assert again.loss == found["powersgd-hook"].loss  # as if it had never been begun
+
+
 def accumulated(rank, world):
     """Two batches of 4 a step are one of 8."""
     found = []

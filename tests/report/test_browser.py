@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from thinwire.report import compared, page
+from thinwire.proofs.observe import Note
+from thinwire.proofs.study import Proof
+from thinwire.proofs.verdict import verdicts
+from thinwire.report import compared, page, proved
 
 pytest.importorskip("matplotlib")
 image = pytest.importorskip("PIL.Image")
@@ -44,6 +48,21 @@ def test_a_browser_shows_tables_and_drawings(report, tmp_path):
         colours = opened.convert("RGB").getcolors(1 << 24)
     seen = {colour for _, colour in colours}
     assert (50, 103, 177) in seen and (217, 130, 43) in seen  # both recipes' curves
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_browser_shows_proofs(tmp_path):
+    note = Note(step=0, name="w", numel=9, rows=3, density=0.1, share=0.1, mass=0.0, lost=0.0,
+                strange=0.0, contraction=0.5, bound=0.9, xi=0.3, delta=0.4, residual=0.7, limit=9.0,
+                missing=0.0, overlap=0.2)  # fmt: skip
+    notes = [replace(note, step=step, xi=0.3 + step / 50) for step in range(12)]
+    proof = Proof(recipe="topk(density=0.1)", notes=notes, verdicts=verdicts(notes, 0.25))
+    path = tmp_path / "proof.html"
+    page.write(proved.page("mlp, tiny, 2 workers", [proof]), path)
+    dom = browse("--dump-dom", path.as_uri()).stdout
+    assert dom.count("<svg") == 8 and dom.count("<table") == 1
+    assert "Violated in topk(density=0.1) (replicas differ by)" in dom
 
 
 def fetched(address: str, folder: Path) -> set[str]:

@@ -85,7 +85,7 @@ class Training:
         self.sync: Sync | None = None
         if recipe is None:
             baseline = Baseline(BASELINES[run.recipe], self.net, settings.bucket_mb)
-            self.model, self._baseline_bytes = baseline.model, baseline.bytes_sent
+            self.model, self._baseline = baseline.model, baseline
         else:
             self.model = DistributedDataParallel(
                 self.net, gradient_as_bucket_view=True, bucket_cap_mb=settings.bucket_mb
@@ -152,8 +152,8 @@ class Training:
         dense = self.tally.dense_bytes
         done = self.step - self.tally.resumed
         return {
-            "steps": done, "bytes_sent": int(done * self._baseline_bytes),
-            "bytes_dense": done * dense, "density": 1.0, "skipped_steps": 0, "seconds": {},
+            "steps": done, "bytes_dense": done * dense, "skipped_steps": 0, "seconds": {},
+            **self._baseline.sent(done),
         }  # fmt: skip
 
     def save(self, out: Path) -> None:

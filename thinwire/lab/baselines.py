@@ -28,6 +28,7 @@ BY_HAND = "torch.topk by hand"
 BASELINES = (ALONE, IDLE, PLAIN, HALF, POWER, BY_HAND)
 DENSITY = 0.01
 RANK = 4
+PLAIN_STEPS = 2  # that PyTorch's PowerSGD hook takes before it begins: as few as it allows
 _ONE_BUCKET = 10_000  # MB: with several, PyTorch's hook mixes up its collectives on gloo
 
 
@@ -41,7 +42,8 @@ class Baseline:
         self.finish: Callable[[], None] = lambda: None
         numel = sum(p.numel() for p in net.parameters())
         ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
-        self.bytes_sent = ring * 4.0 * numel
+        self.bytes_sent = self._plain_bytes = ring * 4.0 * numel
+        self._plain_steps = 0
         if name in (ALONE, IDLE):
             self.bytes_sent = 0.0
         if name == IDLE:  # all that DDP does, but send
@@ -51,13 +53,22 @@ class Baseline:
             self.bytes_sent /= 2
         elif name == POWER:
             state = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=RANK, start_powerSGD_iter=2
+                None, matrix_approximation_rank=RANK, start_powerSGD_iter=PLAIN_STEPS
             )
+            self._plain_steps = PLAIN_STEPS
             self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
             self.bytes_sent = ring * 4.0 * sum(_low_rank(p) for p in net.parameters())
         elif name == BY_HAND:
             by_hand = ByHand(net)
             self.finish, self.bytes_sent = by_hand.average, by_hand.bytes_sent
+
+    def sent(self, steps: int) -> dict[str, Any]:
+        """Bytes of so many steps from the first, and the numbers in them beside all there are."""
+        plain = min(steps, self._plain_steps)
+        sent = plain * self._plain_bytes + (steps - plain) * self.bytes_sent
+        whole = steps * self._plain_bytes
+        density = sent / whole if self._plain_steps and whole else 1.0
+        return {"bytes_sent": int(sent), "density": density}
 
     def backward(self) -> AbstractContextManager[Any]:
         """Inside, backward communicates as this one does."""
