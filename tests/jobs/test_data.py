@@ -142,6 +142,8 @@ def test_folders_of_pictures(tmp_path):
         task = find(job).make("small", Source(data=str(tmp_path)))
         assert task.train.batch(torch.tensor([0]), None)[0].shape == (1, 3, 32, 32)
         assert task.net()[-1].out_features == 2
+    task = find("vit").make("small", Source(data=str(tmp_path)))  # as does a small transformer
+    assert task.train.batch(torch.tensor([0]), None)[0].shape == (1, 3, 32, 32)
     image.new("RGB", (8, 8)).save(tmp_path / "whole.png")
     cut = (tmp_path / "whole.png").read_bytes()
     torn = (b"no picture", cut[:20], cut[:8] + bytes(30), cut[:-30])
@@ -241,7 +243,6 @@ def test_sentences_are_masked_as_bert_has_it():
     train, _ = text.library(60_000)
     learnt = text.word_pieces(train, 400)
     data = text.sentences(learnt, train, 32)
-    lines = [line for line in train.splitlines() if len(line.split()) >= 3]
     ids, kinds, there, labels, follows = data.batch(
         torch.arange(200), torch.Generator().manual_seed(0)
     )
@@ -257,12 +258,26 @@ def test_sentences_are_masked_as_bert_has_it():
     for row in range(20):  # 0 says that the second sentence is the next one, as transformers has it
         start = int((kinds[row] == 1).nonzero()[0])
         second = whole[row, start : int(there[row].sum()) - 1]
-        next_one = torch.tensor(learnt.encode(lines[row + 1], add_special_tokens=False).ids)
+        next_one = data._line(int(data.firsts[row]) + 1)
         assert (int(follows[row]) == 0) == torch.equal(second, next_one[: len(second)])
     assert 0.4 < float(follows.float().mean()) < 0.6
     assert bool(guessed.any(dim=1).all())  # at least one a row
     assert bool((ids[:, 0] == data.marks[text.FIRST]).all())
     assert bool(((kinds == 1) <= (there == 1)).all())
+
+
+def test_sentences_follow_each_other_in_their_paragraph():
+    pytest.importorskip("tokenizers")
+    some = ("= A title =\n\nIt was one day. Then it was two ! Yes.\nA line of words\n \n"
+            "The other part .")  # fmt: skip
+    learnt = text.word_pieces(some, 200)
+    data = text.sentences(learnt, some, 32)
+    said = [learnt.decode(data._line(i).tolist()) for i in range(len(data.starts) - 1)]
+    assert said == ["= a title =", "it was one day.", "then it was two!", "a line of words",
+                    "the other part."]  # fmt: skip
+    assert data.firsts.tolist() == [1, 2] and len(data) == 2
+    with pytest.raises(MissingData, match="no paragraph of two sentences"):
+        text.sentences(learnt, "One line of words\n\nAnother line of words", 32)
 
 
 def test_a_long_text_is_read_in_stretches(monkeypatch):

@@ -79,7 +79,8 @@ def resnet(name: str) -> Callable[[str, Source], Task]:
 
 
 def vit(size: str, source: Source) -> Task:
-    data, classes, side = _coloured(size, source, 224)
+    # with patches of 4 and 8 pixels, as the smaller sizes have, 224 would be thousands of words
+    data, classes, side = _coloured(size, source, 224 if size == "paper" else 32)
     width, layers, heads, patch = {
         "tiny": (64, 2, 2, 8), "small": (192, 6, 3, 4), "paper": (1024, 24, 16, 16),
     }[size]  # fmt: skip

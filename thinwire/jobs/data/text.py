@@ -30,6 +30,8 @@ LAYOUT = (
 )
 _NAMES = ("{}.txt", "wiki.{}.tokens", "wiki.{}.raw", "ptb.{}.txt")
 AT_ONCE, LINES_AT_ONCE = 1 << 22, 10_000  # letters and lines that a tokenizer is given at a time
+FEWEST_WORDS = 3  # of a sentence; headings and remains are none
+_SENTENCE = re.compile(r"\n|(?<=[.!?])\s+")
 UNKNOWN, MASK, PAD, FIRST, END = "<unk>", "[MASK]", "[PAD]", "[CLS]", "[SEP]"
 
 
@@ -183,20 +185,24 @@ class Windows:
 class Sentences:
     """Pairs of sentences: half of them follow each other; one token in seven is to be guessed.
 
+    The first of a pair has one that follows it in its paragraph; the other half is from anywhere.
+
     Of the tokens to be guessed eight in ten are masked, one is another token, one is itself.
     Devlin et al. 2019 (arXiv 1810.04805).
     """
 
     ids: Tensor  # tokens of all sentences, one after the other
     starts: Tensor  # where each begins, and the end
+    firsts: Tensor  # sentences that another follows
     length: int
     vocabulary: int
     marks: dict[str, int]
 
     def __len__(self) -> int:
-        return len(self.starts) - 2
+        return len(self.firsts)
 
     def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch:
+        chosen = self.firsts[chosen]
         draw = draw or torch.Generator().manual_seed(int(chosen[0]))  # the same test for everyone
         follows = torch.rand(len(chosen), generator=draw) < 0.5
         others = torch.randint(len(self.starts) - 1, (len(chosen),), generator=draw)
@@ -235,16 +241,24 @@ class Sentences:
 
 
 def sentences(tokenizer: Any, text: str, length: int) -> Sentences:
-    """Lines of a plain text that have a few words, one sentence each."""
-    lines = [line for line in text.splitlines() if len(line.split()) >= 3]
+    """Sentences of a few words. They end with their line or with a full stop; an empty line ends a
+    paragraph, or a document where every sentence has a line."""
+    found: list[str] = []
+    firsts: list[int] = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        some = [s for s in _SENTENCE.split(paragraph) if len(s.split()) >= FEWEST_WORDS]
+        firsts += range(len(found), len(found) + len(some) - 1)
+        found += some
     marks = {mark: tokenizer.token_to_id(mark) for mark in (MASK, PAD, FIRST, END)}
-    if len(lines) < 2 or None in marks.values():
-        raise MissingData("the text has no two sentences, or the vocabulary no [MASK] and [SEP]")
+    if not firsts or None in marks.values():
+        raise MissingData(
+            "the text has no paragraph of two sentences, or the vocabulary no [MASK] and [SEP]"
+        )
     parts, sizes = [], [0]
-    for first in range(0, len(lines), LINES_AT_ONCE):
-        some = lines[first : first + LINES_AT_ONCE]
+    for first in range(0, len(found), LINES_AT_ONCE):
+        some = found[first : first + LINES_AT_ONCE]
         for encoded in tokenizer.encode_batch(some, add_special_tokens=False):
             parts.append(torch.tensor(encoded.ids, dtype=torch.int32))
             sizes.append(len(encoded.ids))
-    starts = torch.tensor(sizes).cumsum(dim=0)
-    return Sentences(torch.cat(parts), starts, length, tokenizer.get_vocab_size(), marks)
+    starts, words = torch.tensor(sizes).cumsum(dim=0), tokenizer.get_vocab_size()
+    return Sentences(torch.cat(parts), starts, torch.tensor(firsts), length, words, marks)
