@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -301,6 +303,23 @@ def test_compare_makes_one_table_and_one_page(tmp_path):
     assert again.exit_code == 0 and time.monotonic() - begin < 60
     assert len(list(tmp_path.glob("mlp-*/result.json"))) == 4
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.slow
+def test_ok_topks_study_is_one_command_and_one_table(tmp_path):
+    """The command in the documents, with fewer workers and steps."""
+    pytest.importorskip("transformers")
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (command,) = re.findall(r"^thinwire (compare vgg16 lstm-an4 bert .*?study)$", text, re.M | re.S)
+    args = shlex.split(command.replace("\\\n", " "))
+    args[args.index("--workers") + 1], args[args.index("--out") + 1] = "2", str(tmp_path)
+    result = call(*args, "--steps", "1")
+    assert result.exit_code == 0, result.output
+    table = result.output[result.output.rindex("score") :]
+    for job in ("vgg16", "lstm-an4", "bert"):
+        calls = re.findall(rf"{job}, (\w+)", table)
+        assert calls == ["dense", "topk", "topkdsa", "gtopk", "gaussiank", "oktopk", "oktopk"]
+    assert len(ledger.read([tmp_path / ledger.NAME])) == 21
 
 
 @pytest.mark.slow

@@ -183,6 +183,20 @@ def test_long_recipes_leave_room_for_their_figures():
     assert terminal.file.getvalue().splitlines()[-1].startswith("dense()")
 
 
+def test_several_jobs_stand_in_one_table():
+    spoken = replace(outcome("topk()", 0.0), figures={"wer": 0.7})
+    stopped = replace(outcome("topk()", 0.0), figures={})
+    jobs = {"mlp": [outcome("dense()", 0.4), outcome("topk()", 0.3)], "lstm-an4": [spoken],
+            "bert": [stopped]}  # fmt: skip
+    head, *rows = compared.of_jobs(jobs)
+    assert [row[:2] for row in rows] == [
+        ["mlp, dense()", "accuracy 40 %"], ["mlp, topk()", "accuracy 30 %"],
+        ["lstm-an4, topk()", "wer 70 %"], ["bert, topk()", ""],
+    ]  # fmt: skip
+    assert head[:3] == ["job, recipe", "score", "loss"] and {len(row) for row in rows} == {9}
+    assert compared.of_jobs({"bert": [stopped]}) == compared.table([stopped])
+
+
 def test_columns_without_room_stand_below_the_others():
     rows = [["recipe", *(f"figure {n}" for n in range(12))], ["dense()", *["123456.78"] * 12]]
     terminal = Console(width=80, file=io.StringIO())

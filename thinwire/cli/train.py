@@ -244,12 +244,11 @@ _COUNTS = {"step", "total", "elapsed", "bytes_sent", "density", "seconds"}
 
 
 def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
-    """A table a job."""
-    jobs = list(dict.fromkeys(run.job for run in runs))
-    for job in jobs:
-        mine = [o for run, o in zip(runs, outcomes, strict=True) if run.job == job]
-        title = job if len(jobs) > 1 else None
-        console.print(shown(compared.table(mine), title, console.width))
+    """One table, of all jobs."""
+    by_job: dict[str, list[Outcome]] = {}
+    for run, outcome in zip(runs, outcomes, strict=True):
+        by_job.setdefault(run.job, []).append(outcome)
+    console.print(shown(compared.of_jobs(by_job), None, console.width))
 
 
 def shown(rows: list[list[str]], title: str | None, width: int) -> RenderableType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from thinwire.report.page import Page, Section, drawing
 from thinwire.report.pattern import FAINT, HUES, INK, PAPER
 
 PHASES = ("select", "exchange", "scatter", "exposed")
+CELLS = ["loss", "MB", "x less", "messages", "density", "ms", "s"]
 COLUMNS = 4  # of short names below a drawing
 SMOOTH = 20  # steps over which losses are averaged to be drawn
 DASHES = ("-", "--", ":", "-.")  # every hue with each
@@ -54,10 +55,23 @@ def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """A row for every recipe of one job, its seeds together."""
     groups = by_recipe(outcomes)
     figure = headline(outcomes[0])
-    rows = [["recipe", figure, "loss", "MB", "x less", "messages", "density", "ms", "s"]]
+    rows = [["recipe", figure, *CELLS]]
     rows += [[call, _score(found, figure), *_cells(found)] for call, found in groups.items()]
     if figure == "loss":  # it was stopped before its first score
         rows = [[row[0], *row[2:]] for row in rows]
+    return rows
+
+
+def of_jobs(by_job: Mapping[str, Sequence[Outcome]]) -> list[list[str]]:
+    """The tables of several jobs in one: figures that differ in kind are told by name."""
+    tables = {job: table(outcomes) for job, outcomes in by_job.items()}
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    rows = [["job, recipe", "score", *CELLS]]
+    for job, (head, *mine) in tables.items():
+        for call, *cells in mine:
+            score = f"{head[1]} {cells[0]}" if len(cells) > len(CELLS) else ""
+            rows.append([f"{job}, {call}", score, *cells[-len(CELLS) :]])
     return rows
 
 
