@@ -1,0 +1,102 @@
+"""What was aimed at in trainings, held against the results that docs/results.md shows.
+
+A target that was missed is named here with its figure: a better one makes the test fail, so that
+the documents are mended too.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from thinwire.jobs import ledger
+from thinwire.jobs.ledger import Line
+
+BOOKS = Path(__file__).parents[2] / "docs" / "results"
+LOW_RANK = ("powersgd", "acpsgd")
+FEW_BITS = ("half", "bf16", "int8", "fp8", "natural", "qsgd", "terngrad", "signsgd", "onebit")
+# at 1 %, above a fifteenth of dense: redsync's threshold lets more through than it is asked for
+TOO_MANY = {"redsync(density=Flushed(Ramp(start=0.3, end=0.01, steps=700), 936), "
+            'memory=MomentumCorrected(learning_rate=True), wire="int8+auto")'}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = {}
+    for line in ledger.read([BOOKS / "accuracy.jsonl"]):
+        found.setdefault(line.outcome.recipe, []).append(line)
+    return found
+
+
+def points(lines: list[Line]) -> float:
+    return 100 * statistics.mean(line.outcome.figures["accuracy"] for line in lines)
+
+
+def less(lines: list[Line]) -> float:
+    """How many times fewer bytes than dense were sent in the whole run."""
+    metrics = [line.outcome.metrics for line in lines]
+    return sum(m["bytes_dense"] for m in metrics) / sum(m["bytes_sent"] for m in metrics)
+
+
+def below_dense(found: dict[str, list[Line]], wanted: Callable[[str], bool]) -> float:
+    """How far the best of these, with three seeds each, is below dense."""
+    return points(found["dense()"]) - max(
+        points(lines) for call, lines in found.items() if wanted(call) and len(lines) >= 3
+    )
+
+
+def test_headlines_have_three_seeds_and_every_run_had_the_same_steps(accuracy):
+    assert sum(len({line.seed for line in lines}) >= 3 for lines in accuracy.values()) >= 8
+    assert {line.outcome.steps for lines in accuracy.values() for line in lines} == {936}
+    assert all(len({line.seed for line in lines}) == len(lines) for lines in accuracy.values())
+
+
+def test_sparse_recipes_send_as_little_as_was_asked_for(accuracy):
+    for end, most in (("end=0.01,", 15), ("end=0.05,", 6)):
+        sparse = {call: less(lines) for call, lines in accuracy.items() if end in call}
+        assert sparse and {call for call, times in sparse.items() if times < most} <= TOO_MANY
+
+
+def test_the_best_are_as_near_to_dense_as_was_aimed_at(accuracy):
+    assert below_dense(accuracy, lambda call: call.startswith(LOW_RANK)) <= 1
+    assert below_dense(accuracy, lambda call: call.startswith(FEW_BITS)) <= 1
+    assert below_dense(accuracy, lambda call: "end=0.01," in call and call not in TOO_MANY) <= 3
+    assert below_dense(accuracy, lambda call: "end=0.05," in call) <= 1.5
+
+
+def test_interleaved_is_no_worse_than_plain(accuracy):
+    mixed = next(c for c in accuracy if "interleave=True" in c and len(accuracy[c]) == 3)
+    plain = mixed.replace("interleave=True, ", "")
+    assert points(accuracy[mixed]) >= points(accuracy[plain]) and len(accuracy[plain]) == 3
+    assert less(accuracy[mixed]) == pytest.approx(less(accuracy[plain]), rel=0.01)
+
+
+def test_vgg_is_there_three_times_sooner():
+    lines = {(line.net, line.outcome.recipe): line for line in ledger.read([BOOKS / "vgg16.jsonl"])}
+    enough = lines["100mbit", "ddp"].outcome.figures["accuracy"] - 0.01
+
+    def sooner(line: Line) -> float:
+        scores = [s["elapsed"] for s in line.scores if s["accuracy"] >= enough]
+        return min(scores, default=float("inf"))
+
+    ours = min(sooner(line) for (net, call), line in lines.items()
+               if net == "100mbit" and call not in ("ddp", "fp16-hook"))  # fmt: skip
+    assert sooner(lines["100mbit", "ddp"]) / ours >= 3
+    assert sooner(lines["100mbit", "fp16-hook"]) > ours
+
+
+@pytest.mark.parametrize(("job", "most"), [("lstm-lm", 1.03), ("gpt2", None)])
+def test_perplexity_of_the_best_sparse_recipe(job, most):
+    """At equal steps and settings; GPT-2 misses the 3 % that were aimed at, LSTM does not."""
+    lines = [line for line in ledger.read([BOOKS / "language.jsonl"]) if line.job == job]
+    dense = [line for line in lines if line.outcome.recipe == "dense()"]
+    ratios = []
+    for base in dense:
+        sparse = [line for line in lines if line.settings == base.settings
+                  and "end=0.01," in line.outcome.recipe and less([line]) >= 15]  # fmt: skip
+        ratios += [line.outcome.figures["perplexity"] / base.outcome.figures["perplexity"]
+                   for line in sparse]  # fmt: skip
+    assert min(ratios) <= most if most else min(ratios) > 1.03
