@@ -15,11 +15,11 @@ from tests.processes import Pool
 from thinwire import recipes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-PAGE = Path(__file__).parents[2] / "docs" / "adding-your-own.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def blocks(page: str = "adding-your-own.md") -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
 
 
 def as_written(rank: int, world: int, code: str) -> Tensor:
@@ -46,3 +46,17 @@ def test_the_threads_of_the_page() -> None:
     average = sum(sent for _, sent in names["results"]) / 4
     assert all(torch.equal(mean, means[0]) for mean in means)
     assert torch.allclose(means[0], average, atol=1e-6)
+
+
+def with_settings(rank: int, world: int, code: str) -> tuple[Tensor, float]:
+    net = mlp(3)
+    names: dict[str, Any] = {"net": net, "steps": 6}
+    exec(code, names)
+    train(names["model"], names["optimizer"], rank, 6)
+    return weights(net), float(names["sync"].metrics()["density"])
+
+
+def test_settings_that_keep_accuracy_as_the_page_has_them(pool: Pool) -> None:
+    (first, density), (second, _) = pool.run(2, with_settings, blocks("results.md")[0])
+    assert torch.equal(first, second) and not torch.equal(first, weights(mlp(3)))
+    assert 0.15 < density < 0.4  # a ramp, and all of it in the last step
