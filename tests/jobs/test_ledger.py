@@ -55,6 +55,17 @@ def test_a_table_grows_line_by_line(tmp_path):
     assert [row.replace("\\|", "").count("|") for row in shown] == [10] * 4
 
 
+def test_the_best_recipe_comes_first_and_one_that_diverged_last():
+    lines = [line("topk()", 0, float("nan")), line("dense()", 0, 0.3), line("int8()", 0, 0.2),
+             line("int8()", 1, 0.6)]  # fmt: skip
+    ((_, *rows),) = grown.tables(lines).values()
+    assert [row[0] for row in rows] == ["int8()", "dense()", "topk()"]
+    spoken = [replace(each, outcome=replace(each.outcome, figures={"wer": wer}))
+              for each, wer in zip(lines[1:3], (0.8, 0.5), strict=True)]  # fmt: skip
+    ((_, *rows),) = grown.tables(spoken).values()
+    assert [row[0] for row in rows] == ["int8()", "dense()"]  # less is better
+
+
 def test_runs_with_other_settings_stand_in_another_table(tmp_path):
     book = tmp_path / ledger.NAME
     for rate in (0.1, 0.2):

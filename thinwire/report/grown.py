@@ -32,7 +32,10 @@ ACROSS = ("step", "bytes_sent", "elapsed")
 
 
 def places(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """What belongs into one table: a job at one size and settings, on one data set and network."""
+    """What belongs into one table: a job at one size and settings, on one data set and network.
+
+    The best recipe comes first, those of which a run diverged last.
+    """
     found: dict[str, list[Line]] = {}
     for line in lines:
         beside = [other.settings for other in lines if other.place == line.place]
@@ -43,7 +46,17 @@ def places(lines: Sequence[Line]) -> dict[str, list[Line]]:
         differs = [f"{name} {line.settings[name]}" for name in apart]
         title = ", ".join([line.place, *elsewhere, *differs])
         found.setdefault(title, []).append(line)
-    return found
+    return {title: _best_first(mine) for title, mine in found.items()}
+
+
+def _best_first(lines: list[Line]) -> list[Line]:
+    name = headline(lines[0].outcome)
+    groups = by_recipe([line.outcome for line in lines])
+    sign = 1 if name in LOWER else -1
+    means = {call: sign * statistics.mean(o.figures.get(name, math.nan) for o in outcomes)
+             for call, outcomes in groups.items()}  # fmt: skip
+    worst = {call: mean if mean == mean else math.inf for call, mean in means.items()}
+    return sorted(lines, key=lambda line: worst[line.outcome.recipe])
 
 
 def tables(lines: Sequence[Line], reach: float | None = None) -> dict[str, list[list[str]]]:
