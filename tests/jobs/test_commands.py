@@ -345,11 +345,11 @@ def test_prove_tells_adtopk_from_topk(tmp_path):
 @pytest.mark.slow
 def test_prove_takes_the_settings_of_a_training(tmp_path):
     file = tmp_path / "config.toml"
-    file.write_text('size = "tiny"\n[settings]\nbatch = 4\nepochs = 0.02\n')
+    file.write_text("workers = 1\n[settings]\nbatch = 4\nepochs = 0.02\n")
     result = call("prove", "mlp", "--recipe", "topk()", "--recipe", "int8()", "--config", str(file),
-                  "--workers", "1", "--seed", "3", "--set", "momentum=0.5")  # fmt: skip
+                  "--seed", "3", "--set", "momentum=0.5")  # fmt: skip
     assert result.exit_code == 0, result.output
-    for line in ('recipe = [', "batch = 4", "epochs = 0.02", "steps = 0", "seed = 3",
+    for line in ('recipe = [', "workers = 1", "batch = 4", "epochs = 0.02", "steps = 0", "seed = 3",
                  "momentum = 0.5"):  # fmt: skip
         assert line in result.stdout, line
 
@@ -357,6 +357,7 @@ def test_prove_takes_the_settings_of_a_training(tmp_path):
 @pytest.mark.slow
 def test_prove_prints_json():
     result = call("prove", "mlp", "--recipe", "int8()", "--steps", "4", "--workers", "1", "--json")
+    assert result.stdout.startswith("[")  # and no bar before it
     (proof,) = json.loads(result.stdout)
     assert result.exit_code == 0 and proof["recipe"] == "int8()" and proof["verdicts"]
 

@@ -55,9 +55,10 @@ def test_headlines_have_three_seeds_and_every_run_had_the_same_steps(accuracy):
 
 
 def test_sparse_recipes_send_as_little_as_was_asked_for(accuracy):
-    for end, most in (("end=0.01,", 15), ("end=0.05,", 6)):
-        sparse = {call: less(lines) for call, lines in accuracy.items() if end in call}
-        assert sparse and {call for call, times in sparse.items() if times < most} <= TOO_MANY
+    limits = {"end=0.01,": 15, "end=0.05,": 6}
+    above = {call for call, lines in accuracy.items() for end, most in limits.items()
+             if end in call and less(lines) < most}  # fmt: skip
+    assert above == TOO_MANY and all(any(end in call for call in accuracy) for end in limits)
 
 
 def test_the_best_are_as_near_to_dense_as_was_aimed_at(accuracy):
@@ -68,9 +69,9 @@ def test_the_best_are_as_near_to_dense_as_was_aimed_at(accuracy):
 
 
 def test_interleaved_is_no_worse_than_plain(accuracy):
-    mixed = next(c for c in accuracy if "interleave=True" in c and len(accuracy[c]) == 3)
+    mixed = next(c for c in accuracy if "interleave=True" in c and len(accuracy[c]) >= 3)
     plain = mixed.replace("interleave=True, ", "")
-    assert points(accuracy[mixed]) >= points(accuracy[plain]) and len(accuracy[plain]) == 3
+    assert points(accuracy[mixed]) >= points(accuracy[plain]) and len(accuracy[plain]) >= 3
     assert less(accuracy[mixed]) == pytest.approx(less(accuracy[plain]), rel=0.01)
 
 

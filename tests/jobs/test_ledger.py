@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,6 +94,24 @@ def test_what_only_shares_a_name_is_another_run(tmp_path):
     assert len(grown.tables(lines)) == 3  # nor are they averaged
     fake = config.made({"job": "gpt2", "recipe": "dense()", "data": "fake"})
     assert Line.of(fake, 4, "none", outcome("dense()", 0.5), Path("nowhere")).origin == ""
+
+
+def test_data_is_told_by_all_that_lies_there(tmp_path):
+    folder = tmp_path / "a" / "imagenet"
+    for kind in ("cat", "dog"):
+        (folder / "train" / kind).mkdir(parents=True)
+        (folder / "train" / kind / "0.jpg").write_bytes(bytes(200_000))
+    first = ledger.digest(folder)
+    shutil.copytree(folder, tmp_path / "b" / "imagenet")
+    (tmp_path / "b" / "imagenet" / ".hidden").touch()
+    assert ledger.digest(tmp_path / "b" / "imagenet") == first
+    other = tmp_path / "c" / "imagenet"
+    shutil.copytree(folder, other)
+    (other / "train" / "cat" / "0.jpg").write_bytes(bytes(199_999) + b"x")  # at its end
+    assert ledger.digest(other) not in ("", first)
+    assert ledger.digest(tmp_path / "none") == ""
+    gone = config.made({"job": "gpt2", "data": "/no/a", "checkpoint": "/no/b"})
+    assert Line.of(gone, 4, "none", outcome("dense()", 0.5), Path("nowhere")).origin == ""
 
 
 def test_settings_that_came_later_had_their_defaults(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -103,7 +104,8 @@ def test_learning_rates():
 
 @pytest.mark.parametrize(
     "losses",
-    [[5, 4, 4, 4, 4, 3, 3, 3.1, 3, 3, 3, 3, 3], [1.0, 0.99995, 0.99992, 0.99991, 0.9999, 0.9]],
+    [[5, 4, 4, 4, 4, 3, 3, 3.1, 3, 3, 3, 3, 3], [1.0, 0.99995, 0.99992, 0.99991, 0.9999, 0.9],
+     [math.nan, 9, 8, 8, 8, 8, 7], [math.inf] * 4, [3, math.nan, math.nan, math.nan, 2]],
 )  # fmt: skip
 def test_a_plateau_ends_as_torch_has_it(losses):
     settings = Settings(batch=1, rate=1.0, schedule="plateau", gamma=0.5, patience=2)

@@ -287,7 +287,8 @@ def test_what_could_not_be_looked_at_is_not_judged():
 @pytest.mark.parametrize(
     ("call", "promised"),
     [("adtopk()", True), ("adtopk(density=Ramp(start=0.3, end=0.01, steps=9))", True),
-     ("adtopk(interleave=True)", False), ("topk()", False), ("gtopk()", False), ("int8()", False)],
+     ("adtopk(interleave=True)", False), ("topk()", False), ("gtopk()", False), ("int8()", False),
+     ("demo_dct()", False)],
 )  # fmt: skip
 def test_rows_are_promised_by_who_selects_in_each(call, promised):
     assert leaves_no_row_out(recipes.parse(call)) is promised

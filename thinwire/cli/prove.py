@@ -34,14 +34,14 @@ from thinwire.lab import workers as local
 from thinwire.proofs.study import Proof, Study, as_rows
 from thinwire.report import page, proved
 
-STEPS = 60  # unless the file or a flag says otherwise
+WORKERS, STEPS = 4, 60  # unless the file or a flag says otherwise
 
 
 @app.command()
 def prove(
     job: Annotated[str, typer.Argument(help="Which; `thinwire list` names them.")],
     recipe: Annotated[list[str], typer.Option(help="A recipe call; repeatable.")],
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 4,
+    workers: Annotated[int | None, typer.Option(min=1, max=64, help="Local processes; 4.")] = None,
     size: Size = None,
     data: DataPath = None,
     checkpoint: Weights = None,
@@ -57,7 +57,7 @@ def prove(
 ) -> None:
     """Whether what the convergence proofs assume holds in this training; exit code 1 if not."""
     with reported():
-        base: dict[str, Any] = {"settings": {"steps": STEPS}}
+        base: dict[str, Any] = {"workers": WORKERS, "settings": {"steps": STEPS}}
         if config_file is not None:
             base = asked.over(base, config.read(config_file))
         given = {"steps": steps, "batch": batch, "rate": rate, "seed": seed}
@@ -76,10 +76,10 @@ def prove(
             logs.prepared(out)
         if not as_json:
             told(runs)
-        proofs = _proofs(runs, workers, every)
+        proofs = _proofs(runs, every, quiet=as_json)
         if out is not None:
             logs.written(out / "proof.json", _json(proofs))
-            title = f"{job}, {runs[0].size}, {workers} workers"
+            title = f"{job}, {runs[0].size}, {runs[0].workers} workers"
             page.write(proved.page(title, proofs), out / "proof.html")
     if as_json:
         console.print_json(_json(proofs))
@@ -90,9 +90,9 @@ def prove(
         raise typer.Exit(1)
 
 
-def _proofs(runs: list[Run], workers: int, every: int) -> list[Proof]:
+def _proofs(runs: list[Run], every: int, quiet: bool) -> list[Proof]:
     """On local workers, with a bar for all runs together."""
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("looking", total=None)
 
         def on_report(message: tuple[int, dict[str, Any]]) -> None:
@@ -101,7 +101,7 @@ def _proofs(runs: list[Run], workers: int, every: int) -> list[Proof]:
             progress.update(task, completed=number * each + record["step"], total=len(runs) * each)
 
         found: list[Proof] = local.run(
-            workers, _worker, runs, every, on_report=on_report, net=runs[0].net
+            runs[0].workers or WORKERS, _worker, runs, every, on_report=on_report, net=runs[0].net
         )[0]
     return found
 
@@ -127,11 +127,11 @@ def _tell(report: Any, number: int, record: dict[str, Any]) -> None:
 
 def _json(proofs: list[Proof]) -> str:
     """What could not be asked is null: JSON has no NaN."""
-    told = [
+    listed = [
         asdict(proof) | {"verdicts": [asdict(v) | {"margin": v.margin} for v in proof.verdicts]}
         for proof in proofs
     ]
-    return json.dumps(logs.plain(told), indent=2, allow_nan=False) + "\n"
+    return json.dumps(logs.plain(listed), indent=2, allow_nan=False) + "\n"
 
 
 def _table(proof: Proof) -> Table:

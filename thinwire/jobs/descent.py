@@ -91,8 +91,8 @@ class Plateau:
         if settings.schedule != "plateau" or step <= self.heard:
             return
         self.heard = step
-        better = self.best == math.inf or loss < self.best - BETTER * abs(self.best)
-        self.best, self.waited = (loss, 0) if better else (self.best, self.waited + 1)
+        limit = self.best - BETTER * abs(self.best) if self.best < math.inf else math.inf
+        self.best, self.waited = (loss, 0) if loss < limit else (self.best, self.waited + 1)
         if self.waited > settings.patience:
             self.factor, self.waited = self.factor * settings.gamma, 0
 

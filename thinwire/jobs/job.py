@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,9 @@ class Settings:
 
     def total(self, each: int) -> int:
         return self.steps or self.of_epochs(self.epochs, each)
+
+
+DEFAULTS = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
 
 
 def settings_of(values: Mapping[str, Any], base: Settings) -> Settings:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from thinwire.lab.workers import Refused
 
@@ -75,6 +76,19 @@ def agreed(work: Callable[[], object]) -> None:
     dist.broadcast(text, bad[0])
     words = bytes(text.tolist()).decode("utf-8", "replace")
     raise Refused(words if bad[0] == 0 else f"worker {bad[0]}: {words}")
+
+
+def gathered(rows: Tensor) -> Tensor:
+    """All ranks' rows, one below the other."""
+    world = dist.get_world_size()
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(counts, torch.tensor([len(rows)]))
+    most = max(int(c) for c in counts)
+    padded = rows.new_zeros(most, rows.shape[1])
+    padded[: len(rows)] = rows
+    every = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(every, padded)
+    return torch.cat([part[: int(count)] for part, count in zip(every, counts, strict=True)])
 
 
 def _first_host() -> str:

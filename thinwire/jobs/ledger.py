@@ -15,20 +15,19 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from thinwire.jobs import logs
 from thinwire.jobs.config import Run
-from thinwire.jobs.job import FAKE, Settings
+from thinwire.jobs.job import DEFAULTS, FAKE
 from thinwire.jobs.loop import Outcome
 from thinwire.lab.workers import Refused
 
 NAME = "results.jsonl"
-HEAD = 1 << 16  # bytes of every file that a digest looks at
-_DEFAULTS = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
+READ, EDGE = 1000, 1 << 16  # files that a digest looks into, and bytes at either end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +57,13 @@ class Line:
         settings.pop("seed")
         names = [None if path is None else Path(path).name for path in (run.data, run.checkpoint)]
         paths = [path for path in (run.data, run.checkpoint) if path not in (None, FAKE)]
+        digests = [digest(Path(str(path))) for path in paths]
         return Line(
             job=run.job, size=run.size, workers=workers, net=net, data=names[0],
             seed=run.settings.seed, settings=settings, outcome=outcome,
             scores=list(by_step.values()),
             checkpoint=names[1],
-            origin="-".join(digest(Path(str(path))) for path in paths),
+            origin="-".join(digests) if all(digests) else "",
         )  # fmt: skip
 
     @cached_property
@@ -86,20 +86,34 @@ class Line:
         return f"{self.job}{start}, {self.size}, {data}, {self.workers} workers, {links}"
 
 
+@cache
 def digest(path: Path) -> str:
-    """Of a file, or of a folder and the folders in it: names, sizes, and how files begin."""
+    """Of a file, or of all in a folder: names and sizes, and of the first ones how they begin and
+    end. "" if there is nothing."""
     whole = hashlib.sha256()
     try:
-        found = [path] if path.is_file() else sorted([*path.glob("*"), *path.glob("*/*")])
-        for one in found:
-            whole.update(f"{one.relative_to(path.parent).as_posix()}\n".encode())
-            if one.is_file():
-                whole.update(f"{one.stat().st_size}\n".encode())
+        found = [path] if path.is_file() else _files(path)
+        for number, one in enumerate(found):
+            size = one.stat().st_size
+            whole.update(f"{one.relative_to(path.parent).as_posix()} {size}\n".encode())
+            if number < READ:
                 with one.open("rb") as file:
-                    whole.update(file.read(HEAD))
+                    whole.update(file.read(EDGE))
+                    file.seek(max(0, size - EDGE))
+                    whole.update(file.read(EDGE))
     except OSError:
         return ""
     return whole.hexdigest()[:8] if found else ""
+
+
+def _files(folder: Path) -> list[Path]:
+    """All below it, but for what desktops and editors hide there."""
+    return sorted(
+        Path(where, name)
+        for where, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".")
+    )
 
 
 def append(path: Path, line: Line) -> None:
@@ -166,7 +180,7 @@ def _line(text: str, path: Path, number: int) -> Line:
         values = json.loads(text)
         outcome = Outcome(**logs.numbers(values["outcome"]))
         scores = logs.numbers(values["scores"])
-        settings = json.loads(json.dumps(_DEFAULTS)) | values["settings"]
+        settings = json.loads(json.dumps(DEFAULTS)) | values["settings"]
         settings.pop("seed", None)
         return Line(**values | {"outcome": outcome, "scores": scores, "settings": settings})
     except (ValueError, TypeError, KeyError) as error:

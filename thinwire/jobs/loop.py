@@ -21,7 +21,7 @@ from thinwire.jobs.config import BASELINES, Run
 from thinwire.jobs.data.source import Batch, batches, in_order
 from thinwire.jobs.descent import Plateau, corrects_momentum, factor, optimizer_of, with_momentum
 from thinwire.jobs.job import LOWER, Settings, Task
-from thinwire.jobs.launch import Place, agreed
+from thinwire.jobs.launch import Place, agreed, gathered
 from thinwire.jobs.tally import Tally
 from thinwire.lab.baselines import Baseline
 from thinwire.lab.workers import Refused
@@ -141,7 +141,7 @@ class Training:
             moved = (tuple(c.to(place.device) for c in batch) for batch in loader)
             agreed(lambda: rows.append(self.task.rows(self.net, moved).cpu()))
         self.net.train()
-        figures = self.task.figures(_gathered(rows[0], place.world))
+        figures = self.task.figures(gathered(rows[0]))
         name, value = next(iter(figures.items()))
         self.plateau.hear(self.run.settings, self.step, value if name in LOWER else -value)
         return figures
@@ -249,10 +249,13 @@ def _steps(
     save_every = settings.of_epochs(settings.save_every, training.each)
     figures: dict[str, float] = {}
     scored, saved_at = -1, training.step  # what was just loaded need not be saved
-    if settings.schedule == "plateau" and training.step and training.step % score_every == 0:
-        training.score()  # what was loaded may have been saved before its score
     stream = parts(training.task.train, settings, training.place, training.step)
     ahead = Ahead(stream, training.total - training.step, tell)
+    due = score_every and training.step % score_every == 0
+    if settings.schedule == "plateau" and due and training.plateau.heard < training.step:
+        # what was loaded was saved before its score, on which the next rate hangs
+        figures, scored = training.score(), training.step
+        ahead.tell([{**_counts(training), "elapsed": tally.seconds, **figures}])
     while training.step < training.total and not tally.stopping:
         tally.begin()
         loss = training.take(ahead.next())
@@ -284,15 +287,3 @@ def _counts(training: Training) -> dict[str, Any]:
         "step": training.step, "total": training.total, "density": done["density"],
         "bytes_sent": done["bytes_sent"],
     }  # fmt: skip
-
-
-def _gathered(rows: Tensor, world: int) -> Tensor:
-    """All ranks' rows, one below the other."""
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(counts, torch.tensor([len(rows)]))
-    most = max(int(c) for c in counts)
-    padded = rows.new_zeros(most, rows.shape[1])
-    padded[: len(rows)] = rows
-    every = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(every, padded)
-    return torch.cat([part[: int(count)] for part, count in zip(every, counts, strict=True)])

@@ -26,7 +26,7 @@ from torch import nn
 from thinwire.jobs import config, launch, ledger, logs, loop, saved
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import Run
-from thinwire.jobs.job import Task
+from thinwire.jobs.job import DEFAULTS, Task
 from thinwire.jobs.launch import Place
 from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
@@ -100,9 +100,15 @@ def _claimed(runs: Placed) -> Iterator[None]:
 
 
 def folder(run: Run) -> str:
-    """A name that a file system takes; two runs that differ in anything have different ones."""
+    """A name that a file system takes; two runs that differ in anything have different ones.
+
+    What is as it is by default has no part in it: a setting that comes later changes no name.
+    """
     call = re.sub(r"[^A-Za-z0-9.=-]+", "_", run.recipe).strip("_")[:LONGEST]
-    whole = hashlib.sha256(config.written(run).encode()).hexdigest()[:8]
+    everything = asdict(run)
+    own = {k: v for k, v in everything["settings"].items() if v != DEFAULTS.get(k)}
+    told = json.dumps(everything | {"settings": own}, sort_keys=True)
+    whole = hashlib.sha256(told.encode()).hexdigest()[:8]
     place = f"{run.job}-{run.size}-{run.workers}x{run.net}"
     return f"{place}-{call}-seed{run.settings.seed}-{whole}"
 
@@ -114,8 +120,10 @@ def prepared(run: Run, out: Path, resume: bool) -> None:
     if begun and not resume:
         raise Refused(f"{out} holds a run already; give --resume {out} to go on, or another --out")
     changed = _changed(run, out) if begun else set()
-    if changed - LENGTHS:
-        names = ", ".join(sorted(changed - LENGTHS))
+    # the rate of a plateau hangs on when it is scored
+    free = LENGTHS - {"score_every"} if run.settings.schedule == "plateau" else LENGTHS
+    if changed - free:
+        names = ", ".join(sorted(changed - free))
         raise Refused(f"{out} holds a run with other settings ({names}); give another --out")
 
 
