@@ -18,11 +18,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
 from thinwire.cli.train import _note
 from thinwire.jobs import config, ledger, logs, runner, saved
+from thinwire.jobs.catalogue import find
+from thinwire.jobs.job import Source
 from thinwire.lab import netns
 
 CALL = [sys.executable, "-m", "thinwire.cli"]
@@ -255,10 +258,16 @@ def test_flags_win_over_a_file_and_settings_over_both(tmp_path):
 
 
 @pytest.mark.slow
-def test_fake_pictures_at_full_size_take_steps():
-    """The papers' throughput mode, on the smallest network that has one."""
-    result = call("train", "resnet20", "--size", "paper", "--data", "fake", "--steps", "2",
-                  "--batch", "2", "--workers", "1", "--recipe", "adtopk(density=0.01)")  # fmt: skip
+@pytest.mark.parametrize("job", ["resnet20", "resnet50"])
+def test_fake_pictures_at_full_size_take_steps(job):
+    """The papers' throughput mode, with CIFAR's pictures and with ImageNet's."""
+    if job == "resnet50":
+        pytest.importorskip("transformers")
+        task = find(job).make("paper", Source(data="fake"))
+        assert task.train.batch(torch.tensor([0]), None)[0].shape == (1, 3, 224, 224)
+    result = call("train", job, "--size", "paper", "--data", "fake", "--steps", "2", "--batch", "1",
+                  "--workers", "1", "--recipe", "adtopk(density=0.01)",
+                  "--set", "score_every=0")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "examples a second" in result.output
 
