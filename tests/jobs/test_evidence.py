@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from thinwire import recipes
 from thinwire.jobs import ledger
 from thinwire.jobs.ledger import Line
 
@@ -73,6 +74,10 @@ def test_interleaved_is_no_worse_than_plain(accuracy):
     plain = mixed.replace("interleave=True, ", "")
     assert points(accuracy[mixed]) >= points(accuracy[plain]) and len(accuracy[plain]) >= 3
     assert less(accuracy[mixed]) == pytest.approx(less(accuracy[plain]), rel=0.01)
+
+
+def test_every_recipe_had_its_run(accuracy):
+    assert {call.split("(")[0] for call in accuracy} == set(recipes.__all__)
 
 
 def test_vgg_is_there_three_times_sooner():
