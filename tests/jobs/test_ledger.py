@@ -223,7 +223,7 @@ def test_several_jobs_stand_in_one_table():
         ["mlp, dense()", "accuracy 40 %"], ["mlp, topk()", "accuracy 30 %"],
         ["lstm-an4, topk()", "wer 70 %"], ["bert, topk()", ""],
     ]  # fmt: skip
-    assert head[:3] == ["job, recipe", "score", "loss"] and {len(row) for row in rows} == {9}
+    assert head[:3] == ["run", "score", "loss"] and {len(row) for row in rows} == {9}
     assert compared.of_jobs({"bert": [stopped]}) == compared.table([stopped])
 
 

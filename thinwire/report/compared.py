@@ -67,7 +67,7 @@ def of_jobs(by_job: Mapping[str, Sequence[Outcome]]) -> list[list[str]]:
     tables = {job: table(outcomes) for job, outcomes in by_job.items()}
     if len(tables) == 1:
         return next(iter(tables.values()))
-    rows = [["job, recipe", "score", *CELLS]]
+    rows = [["run", "score", *CELLS]]
     for job, (head, *mine) in tables.items():
         for call, *cells in mine:
             score = f"{head[1]} {cells[0]}" if len(cells) > len(CELLS) else ""
