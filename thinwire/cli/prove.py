@@ -27,7 +27,7 @@ from thinwire.cli.train import (
     Weights,
     told,
 )
-from thinwire.jobs import config, launch, logs, loop
+from thinwire.jobs import config, launch, logs, loop, runner
 from thinwire.jobs.config import Run
 from thinwire.jobs.launch import Place
 from thinwire.lab import workers as local
@@ -110,7 +110,7 @@ def _worker(rank: int, world: int, report: Any, runs: list[Run], every: int) -> 
     place = Place(rank=rank, world=world)
     proofs: list[Proof] = []
     for number, run in enumerate(runs):
-        tell = partial(_tell, report, number) if rank == 0 else lambda record: None
+        tell = runner.numbered(report, number) if rank == 0 else lambda record: None
         study = Study(recipes.parse(run.recipe), every)
         loop.train(place, run, tell=tell, wrap=study.wrap, after=study.close)
         launch.agreed(partial(_proven, study, run.recipe, proofs))
@@ -119,10 +119,6 @@ def _worker(rank: int, world: int, report: Any, runs: list[Run], every: int) -> 
 
 def _proven(study: Study, recipe: str, proofs: list[Proof]) -> None:
     proofs.append(study.proof(recipe))
-
-
-def _tell(report: Any, number: int, record: dict[str, Any]) -> None:
-    report((number, record))
 
 
 def _json(proofs: list[Proof]) -> str:

@@ -168,7 +168,7 @@ def _all(
             found = partial(_found, run, out, outcomes, place.world, net, book)
             launch.agreed(found if place.rank == 0 else lambda: None)
             continue
-        said = _numbered(report, number)
+        said = numbered(report, number)
         outcome = _one(place, run, out, standing == BEGUN, said, asked)
         outcomes.append(outcome)
         if not outcome.finished:
@@ -209,7 +209,8 @@ def _kept(run: Run, out: Path, outcome: Outcome, world: int, net: str, book: Pat
         ledger.append(book, Line.of(run, world, net, outcome, out))
 
 
-def _numbered(report: Report, number: int) -> Report:
+def numbered(report: Report, number: int) -> Report:
+    """What one of several runs reports, with its place among them."""
     return lambda record: report((number, record))
 
 
