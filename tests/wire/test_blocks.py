@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from thinwire import Bucket, kernels, recipes
 from thinwire.comm import local
 from thinwire.protocols import WireError
+from thinwire.wire import Wire
 from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, OneBit, Signs
+from thinwire.wire.link import Link
 from thinwire.wire.packing import packed_bytes, unpacked
 from thinwire.wire.values import Bf16, Exact, Half
 
@@ -133,6 +135,14 @@ def test_qsgd_is_unbiased_within_its_variance_bound(bits):
     assert float((trials.mean(dim=0) - x).norm()) <= 4 * math.sqrt(variance / draws)
 
 
+def test_levels_of_the_largest_are_finer_than_levels_of_the_norm():
+    """For d numbers the norm is some sqrt(d) / 3 times the largest, and so is a level."""
+    x = draw(512)
+    errors = [float((round_trip(Levels(norm=norm), x) - x).norm() / x.norm())
+              for norm in ("max", "l2")]  # fmt: skip
+    assert errors[0] < 0.25 < 0.7 < errors[1]
+
+
 def test_terngrad_is_unbiased_and_ternary():
     x, draws = draw(256), 4000
     codec = Levels(bits=2, block=256, norm="max", fitted=False)
@@ -211,6 +221,17 @@ def test_error_feedback_does_not_run_away(name, world):
     assert max(length for length, _ in results) < 12
     drift = float((results[0][1] - steady).norm()) / float(steady.norm())
     assert drift < 0.6, "on average the steady part arrives"
+
+
+def test_what_stays_with_its_owner_is_rounded_once():
+    """The mean is the code of the exact mean of the owner's numbers and of what others sent."""
+    codec, xs = Signs(64), [draw(1024, rank) for rank in range(4)]
+    results = local.run(4, lambda comm: Link(comm, Wire(values=codec)).all_reduce(xs[comm.rank]))
+    shares = torch.stack([share for _, share in results])
+    for rank, (mean, _) in enumerate(results):
+        own = slice(256 * rank, 256 * (rank + 1))
+        sent = shares.sum(dim=0) - shares[rank]
+        assert torch.allclose(mean[own], round_trip(codec, (xs[rank] + sent)[own] / 4), atol=1e-5)
 
 
 def test_one_bit_a_value_is_one_bit_on_the_wire():

@@ -170,28 +170,32 @@ class Link:
     def _reduce_decoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """All-to-all of encoded chunks, exact sum, re-encode, all-gather.
 
-        My share is what I sent, decoded; the owner of a chunk also takes on its second rounding,
-        P x (re-encoded mean - exact mean), so that the shares still add up to the mean.
+        My share is what I sent, decoded. Of my own chunk, which need not travel, it is x and the
+        second rounding, P x (re-encoded mean - exact mean), so that the shares still add up to the
+        mean. Rounded twice, it would feed two errors back every step, and a code that loses half
+        the square (one bit does) would never be done with them.
         """
-        codec, world = self.wire.values, self.comm.size
+        codec, world, mine = self.wire.values, self.comm.size, self.comm.rank
         x = x.to(working_dtype(x.dtype))
-        chunk = -(-x.numel() // world)
-        padded = torch.cat([x, x.new_zeros(chunk * world - x.numel())])
-        sent = [self._encode(part) for part in padded.split(chunk)] if chunk else []
-        if not sent:
+        n, chunk = x.numel(), -(-x.numel() // world)
+        if not chunk:
             return x, x
-        width = sent[0].numel()
-        exact = x.new_zeros(chunk)
-        for part in self.comm.all_to_all(sent, [width] * world):
-            exact.add_(codec.decode(part, chunk, x.dtype), alpha=1.0 / world)
-        exact[max(0, x.numel() - self.comm.rank * chunk) :] = 0.0  # what rounding made of padding
+        parts = torch.cat([x, x.new_zeros(chunk * world - n)]).split(chunk)
+        own = parts[mine]
+        nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
+        sent = [nothing if part is own else self._encode(part) for part in parts]
+        width = codec.nbytes(chunk, x.element_size())
+        got = self.comm.all_to_all(sent, [width * (rank != mine) for rank in range(world)])
+        exact = own / world
+        for rank, data in enumerate(got):
+            if rank != mine:
+                exact.add_(codec.decode(data, chunk, x.dtype), alpha=1.0 / world)
+        exact[max(0, n - mine * chunk) :] = 0.0  # what rounding made of padding
         data = self._with_note(self._encode(exact))
-        parts = self.comm.all_gather(data, [data.numel()] * world)
-        means = [codec.decode(self._without_note(part), chunk, x.dtype) for part in parts]
-        shares = [codec.decode(part, chunk, x.dtype) for part in sent]
-        mine = self.comm.rank
-        shares[mine] = shares[mine] + (means[mine] - exact) * world
-        n = x.numel()
+        everyone = self.comm.all_gather(data, [data.numel()] * world)
+        means = [codec.decode(self._without_note(part), chunk, x.dtype) for part in everyone]
+        shares = [own if data is nothing else codec.decode(data, chunk, x.dtype) for data in sent]
+        shares[mine] = own + (means[mine] - exact) * world
         return torch.cat(means)[:n], torch.cat(shares)[:n]
 
     def _message(self, mine: Sparse, span: Span | None = None) -> Tensor:
