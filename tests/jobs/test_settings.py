@@ -22,7 +22,7 @@ BASE = Settings(batch=4, rate=0.1)
 @pytest.mark.parametrize(
     ("values", "message"),
     [({"batch": 0}, "batch must be at least 1, got 0"), ({"rate": 0.0}, "rate must be above 0"),
-     ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw, got 'lion'"),
+     ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw, sign, got 'lion'"),
      ({"precision": "int4"}, "precision must be one of fp32"), ({"batch": "4"}, "batch is a int"),
      ({"epochs": 0}, "give steps, or epochs above 0"), ({"speed": 1}, "unknown setting 'speed'"),
      ({"seed": 10**18}, "seed must be at most 4294967296, got 1000000000000000000"),
@@ -150,3 +150,18 @@ def test_a_recipe_that_applies_momentum_clips_and_decays_as_the_optimizer_would(
     plain = recipes.topk()
     assert with_momentum(plain, settings, 4) == plain
     assert optimizer_of(net, settings, 4, plain).param_groups[0]["momentum"] == 0.8
+
+
+def test_signs_move_every_entry_by_the_rate_and_matrices_decay():
+    net = torch.nn.Linear(2, 2)
+    weight, bias = (p.detach().clone() for p in net.parameters())
+    settings = Settings(batch=1, rate=0.1, optimizer="sign", weight_decay=0.5)
+    optimizer = optimizer_of(net, settings, 4, recipes.demo_dct())
+    optimizer.step()  # no gradients, as of what took no part: nothing moves
+    assert torch.equal(net.weight, weight)
+    net.weight.grad = torch.tensor([[3.0, -0.01], [0.0, 7.0]])
+    net.bias.grad = torch.tensor([-2.0, 0.0])
+    optimizer.step()
+    moved = torch.tensor([[-0.1, 0.1], [0.0, -0.1]])
+    assert torch.allclose(net.weight, weight * (1 - 0.1 * 0.5) + moved)
+    assert torch.allclose(net.bias, bias + torch.tensor([0.1, 0.0]))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from thinwire.combinators import memories
 from thinwire.describe import rebuilt
@@ -39,10 +40,30 @@ def optimizer_of(
         {"params": plain, "weight_decay": 0.0},
     ]
     groups = [group | {"base": rate} for group in groups if group["params"]]
+    if settings.optimizer == "sign":
+        return Sign(groups, lr=rate)
     if sgd:
         return torch.optim.SGD(groups, lr=rate, momentum=momentum)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=rate, betas=(momentum, 0.999), eps=settings.epsilon)
+
+
+class Sign(Optimizer):
+    """Every entry moves by the rate, against the sign of its gradient, and decays as in AdamW.
+
+    What DeMo (`demo_dct`) means to be followed by; its momentum is the recipe's memory.
+    """
+
+    def __init__(self, params: ParamsT, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(p.grad.sign(), alpha=-group["lr"])
 
 
 def corrects_momentum(recipe: Reducer | None) -> bool:

@@ -28,7 +28,7 @@ class Settings:
     epochs: float = 1.0
     steps: int = 0
     seed: int = 0
-    optimizer: str = "sgd"  # sgd, adam or adamw
+    optimizer: str = "sgd"  # sgd, adam, adamw or sign, which has no momentum
     momentum: float = 0.9
     epsilon: float = 1e-8  # of adam and adamw
     weight_decay: float = 0.0
@@ -60,7 +60,7 @@ class Settings:
         _least(self, 0, "steps", "warmup_steps", "schedule_steps", "length", "seed", "loaders",
                "momentum", "weight_decay", "warmup", "clip", "score_every", "save_every",
                "patience")  # fmt: skip
-        _one_of(self, "optimizer", ("sgd", "adam", "adamw"))
+        _one_of(self, "optimizer", ("sgd", "adam", "adamw", "sign"))
         _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones", "plateau"))
         _one_of(self, "precision", ("fp32", "bf16", "fp16"))
         if self.seed > MOST_SEED:

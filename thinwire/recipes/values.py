@@ -67,17 +67,19 @@ def qsgd(
     bits: int = 4,
     *,
     block: int = 512,
+    norm: str = "max",
     seed: int = 0,
     memory: str | Memory = "residual",
     warmup: int = 0,
 ) -> Reducer:
-    """A few levels of a block's norm, rounded at random; without memory unbiased, as published.
+    """A few levels of a block's largest, rounded at random; without memory unbiased, as published.
 
-    With a memory the scale is fitted by least squares, so that the error cannot grow.
+    The theorem is of the block's norm (`norm="l2"`), the experiments are with the largest. With a
+    memory the scale is fitted by least squares, so that the error cannot grow.
     Source: Alistarh et al., NeurIPS 2017, arXiv 1610.02132.
     """
     fitted = memory != "none"
-    return _rounded(Levels(bits=bits, block=block, fitted=fitted, seed=seed), memory, warmup)
+    return _rounded(Levels(bits=bits, block=block, norm=norm, fitted=fitted, seed=seed), memory, warmup)
 
 
 @schedulable
