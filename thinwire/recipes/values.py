@@ -79,7 +79,9 @@ def qsgd(
     Source: Alistarh et al., NeurIPS 2017, arXiv 1610.02132.
     """
     fitted = memory != "none"
-    return _rounded(Levels(bits=bits, block=block, norm=norm, fitted=fitted, seed=seed), memory, warmup)
+    return _rounded(
+        Levels(bits=bits, block=block, norm=norm, fitted=fitted, seed=seed), memory, warmup
+    )
 
 
 @schedulable
