@@ -69,7 +69,9 @@ def measure(
 class _Ours:
     """A DDP model with a recipe, seen as a baseline is."""
 
-    def __init__(self, call: str, net: nn.Module, optimizer: torch.optim.Optimizer, mb: float):
+    def __init__(
+        self, call: str, net: nn.Module, optimizer: torch.optim.Optimizer, mb: float
+    ) -> None:
         self.model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=mb)
         self.sync = attach(self.model, recipes.parse(call), optimizer=optimizer)
 
