@@ -80,7 +80,6 @@ CASES: dict[str, Reducer] = {
     "topk(reused)": recipes.topk(density=0.05, refresh=4),
     "topk(fp8)": recipes.topk(density=0.05, wire="fp8"),
     "topk(sign)": recipes.topk(density=0.05, wire="sign"),
-    "topk(int4)": recipes.topk(density=0.05, wire="int4"),
     "topk(natural)": recipes.topk(density=0.05, wire="natural"),
     "topk(decay)": recipes.topk(density=0.05, memory=Residual(decay=0.9)),
     "topk(learning rate)": recipes.topk(density=0.05, memory=Residual(learning_rate=True)),

@@ -126,7 +126,7 @@ def test_what_does_not_ascend_is_refused():
             Int32().decode(data, 2, 10)
 
 
-@pytest.mark.parametrize("coded", ["fp32+int32", "bf16+rice", "int8+auto", "fp16+bitmap", "int4", "sign"])
+@pytest.mark.parametrize("coded", ["fp32+int32", "bf16+rice", "int8+auto", "fp16+bitmap", "sign"])
 def test_a_slot_takes_the_largest_that_fit(coded):
     """Full to within a few per cent, never over; what is left out is smaller than what is in."""
     draw = torch.Generator().manual_seed(3)

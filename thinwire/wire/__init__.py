@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from thinwire.layout import Layout
-from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, Signs
+from thinwire.wire.blocks import Fp8, Int8, Natural, Signs
 from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, Rows
 from thinwire.wire.rice import Rice, Smallest
 from thinwire.wire.values import Bf16, Exact, Half, ValueCodec
@@ -53,7 +53,6 @@ _VALUES: dict[str, ValueCodec] = {
     "bf16": Bf16(),
     "fp8": Fp8(),
     "int8": Int8(),
-    "int4": Levels(bits=4, block=128, norm="max"),
     "natural": Natural(),
     "sign": Signs(),
 }
