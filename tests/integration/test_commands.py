@@ -227,6 +227,7 @@ def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
     parent = subprocess.Popen(
         [str(BIN / "thinwire"), "demo", "--steps", "100000"], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=heed_interrupts,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while len(children(parent.pid)) < 4 and time.monotonic() < deadline:
@@ -245,6 +246,11 @@ def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
     while any(alive(pid) for pid in started) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not [pid for pid in started if alive(pid)]
+
+
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def alive(pid: int) -> bool:
