@@ -172,8 +172,7 @@ class Link:
 
         My share is what I sent, decoded. Of my own chunk, which need not travel, it is x and the
         second rounding, P x (re-encoded mean - exact mean), so that the shares still add up to the
-        mean. Rounded twice, it would feed two errors back every step, and a code that loses half
-        the square (one bit does) would never be done with them.
+        mean. Rounded before too, it would feed two errors back every step instead of one.
         """
         codec, world, mine = self.wire.values, self.comm.size, self.comm.rank
         x = x.to(working_dtype(x.dtype))
