@@ -74,8 +74,8 @@ def qsgd(
 ) -> Reducer:
     """A few levels of a block's largest, rounded at random; without memory unbiased, as published.
 
-    The theorem is of the block's norm (`norm="l2"`), the experiments are with the largest. With a
-    memory the scale is fitted by least squares, so that the error cannot grow.
+    The theorem is of the block's norm (`norm="l2"`), which loses far more. With a memory the scale
+    is fitted by least squares, so that the error cannot grow.
     Source: Alistarh et al., NeurIPS 2017, arXiv 1610.02132.
     """
     fitted = memory != "none"
