@@ -346,7 +346,7 @@ def test_prove_tells_adtopk_from_topk(tmp_path):
     assert len(asked) > 12 and all((v["margin"] >= 0) is v["held"] for v in asked)
     held = {call: found[call]["rows missing"]["held"] for call in found}
     assert held == {"adtopk(density=0.05)": True, "topk(density=0.05)": None, forgets: True}
-    assert result.exit_code == 1 and "violated" in result.output
+    assert result.exit_code == 3 and "violated" in result.output
     page = (tmp_path / "proof.html").read_text()
     assert page.count("<svg") == 8 and f"Violated in {forgets} (residual lost" in page
 

@@ -305,6 +305,14 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
         runner.prepared(other, tmp_path, resume=True)
 
 
+def test_what_a_run_writes_is_not_put_among_its_data(tmp_path):
+    run = replace(made("dense()"), data=str(tmp_path / "text"))
+    runner.prepared(run, tmp_path / "texts", resume=False)
+    for inside in ("text", "text/runs/a", "other/../text/b"):
+        with pytest.raises(Refused, match=r"is inside .*text, whose files are data"):
+            runner.prepared(run, tmp_path / inside, resume=False)
+
+
 def test_a_damaged_result_says_so(tmp_path):
     (tmp_path / logs.RESULT).write_text(json.dumps({"recipe": "x"}))
     with pytest.raises(Refused, match="is damaged"):

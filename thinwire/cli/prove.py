@@ -35,6 +35,7 @@ from thinwire.proofs.study import Proof, Study, as_rows
 from thinwire.report import page, proved
 
 WORKERS, STEPS = 4, 60  # unless the file or a flag says otherwise
+VIOLATED = 3  # exit code; 1 is work that failed, 2 bad input
 
 
 @app.command()
@@ -55,7 +56,7 @@ def prove(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write proof.json, proof.html.")] = None,
 ) -> None:
-    """Whether what the convergence proofs assume holds in this training; exit code 1 if not."""
+    """Whether what the convergence proofs assume holds in this training; exit code 3 if not."""
     with reported():
         base: dict[str, Any] = {"workers": WORKERS, "settings": {"steps": STEPS}}
         if config_file is not None:
@@ -87,7 +88,7 @@ def prove(
         for proof in proofs:
             console.print(_table(proof))
     if not all(proof.held for proof in proofs):
-        raise typer.Exit(1)
+        raise typer.Exit(VIOLATED)
 
 
 def _proofs(runs: list[Run], every: int, quiet: bool) -> list[Proof]:

@@ -26,7 +26,7 @@ from torch import nn
 from thinwire.jobs import config, launch, ledger, logs, loop, saved
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.config import Run
-from thinwire.jobs.job import DEFAULTS, Task
+from thinwire.jobs.job import DEFAULTS, FAKE, Task
 from thinwire.jobs.launch import Place
 from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome
@@ -115,6 +115,9 @@ def folder(run: Run) -> str:
 
 def prepared(run: Run, out: Path, resume: bool) -> None:
     """Whether the run can have this folder; an earlier one is not overwritten by accident."""
+    data = None if run.data in (None, FAKE) else Path(str(run.data)).resolve()
+    if data is not None and out.resolve().is_relative_to(data):
+        raise Refused(f"{out} is inside {run.data}, whose files are data; give another --out")
     logs.prepared(out)
     begun = saved.steps(out) or (out / logs.LOG).exists()
     if begun and not resume:
