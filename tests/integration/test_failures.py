@@ -286,6 +286,25 @@ def test_a_state_loaded_on_one_rank_only_is_an_error_not_a_crash() -> None:
     assert "rank 1 failed in load_state_dict()" in zero
 
 
+def damaged_on_one_rank(rank: int, world: int) -> str:
+    sync = thinwire.attach(ddp(mlp(2)), recipes.topk(), timeout=20.0)
+    whole = sync.state_dict()
+    begun = time.monotonic()
+    try:
+        sync.load_state_dict({**whole, "step": "5"} if rank == 1 else whole)
+    except ValueError as error:
+        assert time.monotonic() - begun < 10  # nobody waits for the time-out
+        sync.load_state_dict(whole)  # on all ranks
+        return str(error)
+    return "nothing was said"
+
+
+def test_a_state_that_is_damaged_on_one_rank_is_refused_by_all(pool: Pool) -> None:
+    zero, one, two = pool.run(3, damaged_on_one_rank)
+    assert one.startswith("the state is damaged: step must be a int")
+    assert zero == two == f"rank 1 in load_state_dict(): {one}"
+
+
 def different_steps(rank: int, world: int) -> str:
     net = mlp(2)
     model, optimizer = ddp(net), sgd(net)

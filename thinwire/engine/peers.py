@@ -58,19 +58,25 @@ class Peers:
         texts = [bytes(t.tolist()).decode() for t in self.comm.all_gather(mine)]
         raise RankMismatch(_both_sides(subject, texts))
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, refused: ValueError | None = None) -> None:
         """Wait until every rank has called this; an error if some do not within the time-out.
 
+        A rank that cannot do it raises why it `refused` to, and so do all others.
         Through the store: a rank that went on instead is inside a collective, and another one of
         a different size would kill its process.
         """
         self._met[what] = self._met.get(what, 0) + 1
         key = f"{self._key}/{what}/{self._met[what]}"
+        if refused is not None:
+            self._store.set(f"{key}/refused", f"rank {self.comm.rank} in {what}: {refused}")
+            raise refused
         here = self._store.add(key, 1)
         patience = 0.8 * self._timeout  # less than that of a collective another rank waits in
         deadline = time.monotonic() + patience
         while here < self.comm.size:
             self._watch()
+            if self._store.check([f"{key}/refused"]):
+                raise ValueError(self._store.get(f"{key}/refused").decode())
             if time.monotonic() > deadline:
                 missing = RankMismatch(
                     f"only {here} of {self.comm.size} ranks called {what} within "
