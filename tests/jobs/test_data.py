@@ -6,7 +6,10 @@ import gzip
 import hashlib
 import io
 import json
+import multiprocessing
+import os
 import pickle
+import signal
 import tarfile
 import wave
 from pathlib import Path
@@ -304,6 +307,18 @@ def test_a_damaged_tokenizer_is_one_message(tmp_path):
         text.pieces("", 10, tmp_path)
 
 
+def test_a_tokenizer_reads_all_of_a_text_whatever_it_was_last_used_for(tmp_path):
+    pytest.importorskip("tokenizers")
+    words = "one two three four five six " * 40
+    learnt = text.pieces(words, 60)
+    every = text.tokens(learnt, words)
+    learnt.enable_truncation(16)
+    learnt.enable_padding(length=5000)
+    learnt.save(str(tmp_path / "tokenizer.json"))
+    again = text.tokens(text.pieces("", 10, tmp_path), words)
+    assert torch.equal(again, every) and 16 < len(every) < 5000
+
+
 def test_squad_windows_hold_the_answer(tmp_path):
     pytest.importorskip("tokenizers")
     context = "The quick brown fox jumps over the lazy dog near the old river bank. " * 6
@@ -329,6 +344,12 @@ def test_squad_windows_hold_the_answer(tmp_path):
     (tmp_path / "dev-v1.1.json").write_text('{"data": [{}]}')
     with pytest.raises(MissingData, match=r"is not SQuAD v1\.1"):
         questions.squad(tmp_path)
+    answer = tree["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]
+    for begin in (-1, len(context) - 3, 4000):
+        answer["answer_start"] = begin
+        (tmp_path / "dev-v1.1.json").write_text(json.dumps(tree))
+        with pytest.raises(MissingData, match=rf"'lazy dog' at {begin} is not in its text of 414"):
+            questions.squad(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -367,6 +388,12 @@ def test_recordings(tmp_path):
         with pytest.raises(MissingData, match=message):
             test.batch(torch.tensor([0]), None)
     assert speech.encoded("...").dtype == torch.int64
+    other = tmp_path / "train" / "other" / "one.txt"
+    other.parent.mkdir()
+    other.write_text("no\n")
+    with pytest.raises(MissingData, match=r"one\.txt and .*one\.txt have one name"):
+        speech.an4(tmp_path)
+    other.unlink()
     (tmp_path / "test" / "an4" / "txt" / "one.txt").unlink()
     with pytest.raises(MissingData, match="without its transcript; expected train"):
         speech.an4(tmp_path)
@@ -412,6 +439,17 @@ def test_loaders_in_other_processes_give_the_same():
     picks = [Pick(torch.arange(4), 3), Pick(torch.arange(4, 8), None)]
     for mine, theirs in zip(batches(train, picks), batches(train, picks, 2), strict=True):
         assert torch.equal(mine[0], theirs[0])
+
+
+def test_loaders_outlive_a_signal_to_the_whole_group():
+    """The training takes its last step, saves and ends; till then it wants batches."""
+    train, _ = images.digits(8, 1, crop=2)
+    stream = batches(train, [Pick(torch.arange(4), None)] * 40, loaders=1)
+    next(stream)
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, signal.SIGTERM)
+        os.kill(child.pid, signal.SIGINT)
+    assert len(list(stream)) == 39
 
 
 def test_missing_data_says_what_is_expected(tmp_path):

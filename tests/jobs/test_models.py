@@ -131,6 +131,21 @@ def test_a_checkpoint_is_where_training_begins(saved_gpt2):
     assert int(task.train.stream.max()) < net.config.vocab_size
 
 
+def test_a_checkpoint_that_cannot_read_the_text_is_refused(saved_gpt2, tmp_path):
+    folder, _ = saved_gpt2
+    shutil.copytree(folder, tmp_path / "short")
+    hub.gpt2(32, 1, 2, 300, 24).save_pretrained(tmp_path / "short")
+    task = find("gpt2").make("tiny", Source(checkpoint=tmp_path / "short"))
+    with pytest.raises(MissingData, match=r"reads 24 words at once and knows 300; asked.* 32 "):
+        task.net()
+    assert find("gpt2").make("tiny", Source(checkpoint=tmp_path / "short", length=24)).net()
+    hub.bert(32, 1, 2, 200, task="pretraining").save_pretrained(tmp_path / "short")
+    for job in ("bert", "squad"):
+        task = find(job).make("tiny", Source(checkpoint=tmp_path / "short", data="fake"))
+        with pytest.raises(MissingData, match=r"reads 512 words at once and knows 200; .* 600 "):
+            task.net()
+
+
 def test_a_checkpoint_of_another_kind_or_a_damaged_one_is_refused(saved_gpt2, tmp_path):
     folder, _ = saved_gpt2
     with pytest.raises(MissingData, match=r"holds a gpt2.*; this job continues a bert"):

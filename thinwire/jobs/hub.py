@@ -92,6 +92,18 @@ def bert(
     return net
 
 
+def reading(net: nn.Module, words: int, length: int) -> nn.Module:
+    """The network itself, if it can read so many words at once, numbered so high."""
+    config: Any = net.config
+    most, known = config.max_position_embeddings, config.vocab_size
+    if length > most or words > known:
+        raise MissingData(
+            f"this checkpoint reads {most} words at once and knows {known}; asked for are {length} "
+            f"(--set length={most} is fewer) and {words} (those of its own tokenizer.json)"
+        )
+    return net
+
+
 def _library() -> Any:
     """Loaded when first needed: it takes a while."""
     return wanted("transformers")

@@ -70,9 +70,12 @@ def _gpt2(
         learnt = text.pieces(train, words, source.checkpoint)
         data = tuple(text.Windows(text.tokens(learnt, part), length) for part in (train, test))
         words = learnt.get_vocab_size()
-    return _predicting(
-        lambda: hub.gpt2(width, layers, heads, words, places, source.checkpoint), data
-    )
+
+    def net() -> nn.Module:
+        made = hub.gpt2(width, layers, heads, words, places, source.checkpoint)
+        return hub.reading(made, words, length)
+
+    return _predicting(net, data)
 
 
 def texts(size: str, source: Source) -> tuple[str, str]:

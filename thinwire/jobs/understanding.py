@@ -52,9 +52,7 @@ def _pretraining(
         data = tuple(text.sentences(learnt, part, length) for part in (train, test))
         words = learnt.get_vocab_size()
     return Task(
-        net=lambda: hub.bert(
-            width, layers, heads, words, task="pretraining", checkpoint=source.checkpoint
-        ),
+        net=lambda: _net("pretraining", (width, layers, heads, words), length, source),
         train=data[0], test=data[1], loss=lambda net, batch: _bert(net, batch).loss,
         rows=_bert_rows, figures=_bert_figures,
     )  # fmt: skip
@@ -88,12 +86,15 @@ def _answering(words: int, width: int, layers: int, heads: int, size: str, sourc
         data = tuple(questions.windows(part, learnt, length, stride) for part in asked)
         words = learnt.get_vocab_size()
     return Task(
-        net=lambda: hub.bert(
-            width, layers, heads, words, task="questions", checkpoint=source.checkpoint
-        ),
+        net=lambda: _net("questions", (width, layers, heads, words), length, source),
         train=data[0], test=data[1], loss=_answer_loss,
         rows=lambda net, batches: _answers(net, batches, data[1]), figures=_answer_figures,
     )  # fmt: skip
+
+
+def _net(task: str, shape: tuple[int, int, int, int], length: int, source: Source) -> nn.Module:
+    made = hub.bert(*shape, task=task, checkpoint=source.checkpoint)
+    return hub.reading(made, shape[3], length)
 
 
 def _bert(net: nn.Module, batch: Batch) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.jobs.data.source import Batch, Data, MissingData, checked, required, unpickled
+from thinwire.jobs.data.source import Batch, Data, MissingData, checked, required, unpickled, wanted
 
 CIFAR = {  # archive: MD5 as published, classes, folder inside, training files, test files, labels
     "cifar-10-python.tar.gz": (
@@ -113,7 +113,7 @@ def folders(folder: Path, side: int) -> tuple[Data, Data]:
             (path, label)
             for label, kind in enumerate(known)
             if (folder / name / kind).is_dir()
-            for path in sorted((folder / name / kind).iterdir())
+            for path in _listed(folder / name / kind)
             if path.suffix.lower() in (".jpeg", ".jpg", ".png")
         ]
         if not files:
@@ -126,8 +126,12 @@ def folders(folder: Path, side: int) -> tuple[Data, Data]:
 
 
 def kinds(root: Path) -> list[str]:
+    return [path.name for path in _listed(root) if path.is_dir()] if root.is_dir() else []
+
+
+def _listed(root: Path) -> list[Path]:
     try:
-        return sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+        return sorted(root.iterdir())
     except OSError as error:
         raise MissingData(f"cannot read {root}: {error.strerror}") from None
 
@@ -149,17 +153,16 @@ class Folder:
         return (pixels.float() / 255 - mean) / deviation, self.labels[chosen]
 
     def _decoded(self, path: Path, draw: torch.Generator | None) -> Tensor:
-        from PIL import Image
-
+        images = wanted("PIL.Image")
         try:
-            with Image.open(path) as opened:
+            with images.open(path) as opened:
                 image = opened.convert("RGB")
         except Exception as error:  # every format has its own for a damaged file
             raise MissingData(f"{path} is no picture ({error}); get it anew") from None
         size = (self.side, self.side)
         image = image.resize(size, box=_box(image.size, draw))
         if draw is not None and bool(torch.rand(1, generator=draw) < 0.5):
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            image = image.transpose(images.Transpose.FLIP_LEFT_RIGHT)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 

@@ -54,12 +54,20 @@ def _read(tree: Any) -> list[Question]:
         Question(
             text=qa["question"],
             context=paragraph["context"],
-            answers=tuple((int(a["answer_start"]), str(a["text"])) for a in qa["answers"]),
+            answers=tuple(_inside(paragraph["context"], a) for a in qa["answers"]),
         )
         for article in tree["data"]
         for paragraph in article["paragraphs"]
         for qa in paragraph["qas"]
     ]
+
+
+def _inside(context: str, answer: Any) -> tuple[int, str]:
+    """Where an answer begins, and what it says, if the text is long enough for it."""
+    begin, said = int(answer["answer_start"]), str(answer["text"])
+    if not 0 <= begin <= len(context) - len(said):
+        raise ValueError(f"{said[:40]!r} at {begin} is not in its text of {len(context)} letters")
+    return begin, said
 
 
 def about(text: str, most: int) -> list[Question]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import pickle
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -98,11 +99,18 @@ def batches(data: Data, picks: Sampler[Pick] | list[Pick], loaders: int = 0) -> 
     own = torch.Generator()  # it would draw from the global one, which dropout needs on a resume
     try:
         yield from DataLoader(
-            _Picked(data), sampler=picks, batch_size=None, num_workers=loaders, generator=own
-        )
+            _Picked(data), sampler=picks, batch_size=None, num_workers=loaders, generator=own,
+            worker_init_fn=_undisturbed,
+        )  # fmt: skip
     except MissingData as error:  # of another process: its traceback, and last what it said
         name = f"{MissingData.__module__}.{MissingData.__qualname__}: "
         raise MissingData(str(error).strip().rpartition(name)[2]) from None
+
+
+def _undisturbed(number: int) -> None:
+    """What ends a training may come to the whole group, and its last step wants its batch."""
+    for which in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(which, signal.SIG_IGN)
 
 
 def in_order(size: int, batch: int, rank: int, world: int) -> list[Pick]:

@@ -77,7 +77,13 @@ def an4(folder: Path) -> tuple[Recordings, Recordings]:
     parts = []
     for name in ("train", "test"):
         waves = sorted((folder / name).rglob("*.wav"))
-        texts = {path.stem: path for path in (folder / name).rglob("*.txt")}
+        texts: dict[str, Path] = {}
+        for path in sorted((folder / name).rglob("*.txt")):
+            if texts.setdefault(path.stem, path) != path:
+                raise MissingData(
+                    f"{texts[path.stem]} and {path} have one name: a recording's transcript is "
+                    "found by its name; rename one"
+                )
         if not waves or any(path.stem not in texts for path in waves):
             what = "recording without its transcript" if waves else "no recordings"
             raise MissingData(f"{folder / name}: {what}; expected {LAYOUT}")

@@ -144,9 +144,12 @@ def _checkpoint_tokenizer(folder: Path) -> Any:
     if not path.is_file():
         raise MissingData(f"{folder} has no tokenizer.json; expected one beside the checkpoint")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        found = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # it has no kind of its own for a damaged file
         raise MissingData(f"{path} is no tokenizer ({error}); get it anew") from None
+    found.no_truncation()  # of its last use, saved with it
+    found.no_padding()
+    return found
 
 
 def tokens(tokenizer: Any, text: str) -> Tensor:
