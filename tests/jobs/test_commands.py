@@ -180,9 +180,11 @@ def test_a_longer_run_that_was_interrupted_goes_on(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_signals_finish_the_step_save_and_end(number, command, tmp_path):
-    call = [command, "mlp", "--recipe", "dense()", "--steps", "100000", "--workers", "2"]
+    """Also where a whole group is told to end, as `timeout` and Slurm do, and loaders with it."""
+    call = [command, "mlp", "--recipe", "dense()", "--steps", "100000", "--workers", "2",
+            "--set", f"loaders={int(command == 'train')}"]  # fmt: skip
     with _begun([*call, "--out", str(tmp_path / "run")], tmp_path) as process:
-        process.send_signal(number)
+        os.killpg(process.pid, number)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     (run,) = (path.parent for path in tmp_path.rglob(logs.LOG))
@@ -216,6 +218,7 @@ def _begun(call, folder):
     """A command that has taken some steps."""
     process = subprocess.Popen(
         [*CALL, *call], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
