@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -387,6 +389,17 @@ def small_disk(tmp_path):
         pytest.skip("only root can make a small disk")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("command", ["train", "prove"])
+def test_no_room_for_temporary_files_is_one_line(command, monkeypatch):
+    def full(*args, **keywords):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    result = call(command, "mlp", "--recipe", "dense()", "--steps", "4")
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1, result.output
+    assert "no room for temporary files (No space left on device); set TMPDIR" in result.stderr
 
 
 @pytest.mark.slow

@@ -158,6 +158,15 @@ def test_a_run_done_twice_counts_once(tmp_path):
     assert found.outcome.figures == {"accuracy": 0.75}
 
 
+def test_a_line_that_lacks_what_tables_show_is_named(tmp_path):
+    book = tmp_path / ledger.NAME
+    whole = line("dense()", 0, 0.5)
+    bare = replace(whole, outcome=replace(whole.outcome, metrics={"steps": 3, "density": 1.0}))
+    ledger.append(book, bare)
+    with pytest.raises(Refused, match=r"no result \(its metrics lack bytes_dense, bytes_sent\)"):
+        ledger.read([book])
+
+
 def test_a_torn_line_is_named_and_what_follows_is_whole(tmp_path):
     book = tmp_path / ledger.NAME
     ledger.append(book, line("dense()", 0, 0.5))
@@ -211,6 +220,15 @@ def test_long_recipes_leave_room_for_their_figures():
     assert "50 %" in lines[2] and lines[4].strip() == f"2  {long}"
     terminal.print(shown(both[:2], None, 80))
     assert terminal.file.getvalue().splitlines()[-1].startswith("dense()")
+
+
+def test_a_table_has_every_figure_of_a_score():
+    answers = replace(outcome("topk()", 0.0), figures={"f1": 0.8, "exact_match": 0.7})
+    read = replace(outcome("topk()", 0.0), figures={"perplexity": 90.0, "test_loss": 4.5})
+    assert [row[:3] for row in compared.table([answers])] == [
+        ["recipe", "f1", "exact_match"], ["topk()", "80 %", "70 %"],
+    ]  # fmt: skip
+    assert compared.table([read])[0][:3] == ["recipe", "perplexity", "loss"]
 
 
 def test_several_jobs_stand_in_one_table():

@@ -179,7 +179,10 @@ def _line(text: str, path: Path, number: int) -> Line:
     try:
         values = json.loads(text)
         outcome = Outcome(**logs.numbers(values["outcome"]))
-        scores = logs.numbers(values["scores"])
+        missing = {"bytes_sent", "bytes_dense", "density", "steps"} - outcome.metrics.keys()
+        if missing:
+            raise ValueError(f"its metrics lack {', '.join(sorted(missing))}")
+        scores = [s for s in logs.numbers(values["scores"]) if outcome.figures.keys() <= s.keys()]
         settings = json.loads(json.dumps(DEFAULTS)) | values["settings"]
         settings.pop("seed", None)
         return Line(**values | {"outcome": outcome, "scores": scores, "settings": settings})

@@ -82,7 +82,10 @@ def written(path: Path, content: str | bytes) -> None:
 def records(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a log; a run that was killed may have left a torn one at the end."""
     found = []
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
     for line in text.splitlines():
         try:
             found.append(numbers(json.loads(line)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import signal
 import time
@@ -115,8 +116,8 @@ def folder(run: Run) -> str:
 
 def prepared(run: Run, out: Path, resume: bool) -> None:
     """Whether the run can have this folder; an earlier one is not overwritten by accident."""
-    data = None if run.data in (None, FAKE) else Path(str(run.data)).resolve()
-    if data is not None and out.resolve().is_relative_to(data):
+    data = None if run.data in (None, FAKE) else os.path.realpath(str(run.data))
+    if data is not None and Path(os.path.realpath(out)).is_relative_to(data):
         raise Refused(f"{out} is inside {run.data}, whose files are data; give another --out")
     logs.prepared(out)
     begun = saved.steps(out) or (out / logs.LOG).exists()

@@ -33,7 +33,10 @@ def save(out: Path, step: int, rank: int, shared: dict[str, Any], own: dict[str,
 
 def steps(out: Path) -> list[int]:
     """Steps of which there is a checkpoint, ascending."""
-    found = (out / _FOLDER).iterdir() if (out / _FOLDER).is_dir() else ()
+    try:
+        found = list((out / _FOLDER).iterdir()) if (out / _FOLDER).is_dir() else []
+    except OSError as error:
+        raise Refused(f"cannot read {out / _FOLDER}: {error.strerror}") from None
     names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in found)
     return sorted(int(name[1]) for name in names if name)
 

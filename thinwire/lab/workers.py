@@ -54,7 +54,7 @@ def run(
     shape = netns.shaped(world, net) if net != "none" else nullcontext([None] * world)
     with (
         _sigterm_as_exit(stop),
-        tempfile.TemporaryDirectory(prefix="thinwire-") as folder,
+        _own_folder() as folder,
         shape as spaces,
     ):
         store = os.path.join(folder, "store")
@@ -72,6 +72,16 @@ def run(
             return _collect(workers, messages, on_report)
         finally:
             _end(workers)
+
+
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="thinwire-")
+    except OSError as error:
+        raise Refused(
+            f"there is no room for temporary files ({error.strerror}); set TMPDIR to a folder that "
+            "can be written"
+        ) from None
 
 
 def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]) -> list[Any]:

@@ -53,13 +53,17 @@ def headline(outcome: Outcome) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """A row for every recipe of one job, its seeds together."""
-    groups = by_recipe(outcomes)
-    figure = headline(outcomes[0])
-    rows = [["recipe", figure, *CELLS]]
-    rows += [[call, _score(found, figure), *_cells(found)] for call, found in groups.items()]
-    if figure == "loss":  # it was stopped before its first score
-        rows = [[row[0], *row[2:]] for row in rows]
+    figures = _figures(outcomes[0])
+    rows = [["recipe", *figures, *CELLS]]
+    for call, found in by_recipe(outcomes).items():
+        rows.append([call, *(_score(found, name) for name in figures), *_cells(found)])
     return rows
+
+
+def _figures(outcome: Outcome) -> list[str]:
+    """What a table shows of a score, the headline first; nothing, if it was stopped before one."""
+    first, others = list(outcome.figures)[:1], list(outcome.figures)[1:]
+    return first + [name for name in others if name != "test_loss"]
 
 
 def of_jobs(by_job: Mapping[str, Sequence[Outcome]]) -> list[list[str]]:
@@ -97,7 +101,7 @@ def _cells(outcomes: list[Outcome]) -> list[str]:
 
 
 def _score(outcomes: list[Outcome], name: str) -> str:
-    """The headline figure; of several seeds their mean, standard deviation and number."""
+    """A figure; of several seeds their mean, standard deviation and number."""
     values = [o.figures[name] for o in outcomes if name in o.figures]
     if not values:
         return ""
@@ -111,7 +115,7 @@ def _score(outcomes: list[Outcome], name: str) -> str:
 
 
 def in_percent(name: str) -> bool:
-    return name in ("accuracy", "f1", "wer")
+    return name in ("f1", "exact_match", "wer", "cer") or name.endswith("accuracy")
 
 
 def page(entries: Sequence[Entry]) -> Page:
