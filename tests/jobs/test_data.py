@@ -210,7 +210,8 @@ def test_pictures_move_and_turn_but_keep_what_they_show():
 
 
 def test_words_are_numbered_by_how_often_they_come():
-    first, second, count = text.words("a b a c a b <unk>\n", "a zebra b\n", 4, text.spaced)
+    both = ("a b a c a b <unk>\n", "a zebra b\n")
+    (first, second), count = text.words(both, 4, text.spaced)
     assert count == 4
     assert first.tolist() == [1, 2, 1, 0, 1, 2, 0, 3]
     assert second.tolist() == [1, 0, 2, 3]
@@ -229,7 +230,9 @@ def test_text_folders(tmp_path):
     with pytest.raises(MissingData, match="is no UTF-8 text"):
         text.corpus(tmp_path)
     (tmp_path / "wiki.test.tokens").write_text("three")
-    assert text.corpus(tmp_path) == ("one two", "three")
+    assert text.corpus(tmp_path) == ("one two", "three") and text.validation(tmp_path) is None
+    (tmp_path / "wiki.valid.tokens").write_text("four")
+    assert text.corpus(tmp_path) == ("one two", "three") and text.validation(tmp_path) == "four"
 
 
 def test_of_any_other_text_the_last_tenth_is_for_the_test(tmp_path):

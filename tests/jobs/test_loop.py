@@ -215,6 +215,23 @@ def test_accumulation_takes_as_many_batches(pool):
         assert torch.allclose(first, second, atol=1e-6)
 
 
+def listens(rank, world, folder):
+    """What a plateau has heard, and the figures of the test and of the validation text."""
+    run = made("dense()", "lstm-wiki", schedule="plateau", score_every=1.0)
+    run = replace(run, data=folder)
+    training = loop.Training(run, Place(rank=rank, world=world), loop.same_data(run, world))
+    training.step = 1
+    test, valid = training.score(), training._figures(training.task.valid)
+    return training.plateau.best, test["perplexity"], valid["perplexity"]
+
+
+def test_a_plateau_listens_to_the_validation_text_not_to_the_test(pool, tmp_path):
+    for part, words in (("train", "a b c d "), ("valid", "a b c d e "), ("test", "d c b a ")):
+        (tmp_path / f"{part}.txt").write_text(words * 200)
+    for heard, test, valid in pool.run(2, listens, str(tmp_path)):
+        assert heard == valid != test
+
+
 def test_checkpoints_that_cannot_be_used_say_why(tmp_path):
     with pytest.raises(Refused, match="has no checkpoint to resume from"):
         saved.load(tmp_path, 0, 2)

@@ -109,7 +109,7 @@ class Plateau:
 
     def hear(self, settings: Settings, step: int, loss: float) -> None:
         """The score of a step, less is better."""
-        if settings.schedule != "plateau" or step <= self.heard:
+        if step <= self.heard:
             return
         self.heard = step
         limit = self.best - BETTER * abs(self.best) if self.best < math.inf else math.inf

@@ -143,7 +143,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One job at one size. `rows` of all ranks' test batches together make the `figures`."""
+    """One job at one size. `rows` of all ranks' test batches together make the `figures`.
+
+    `valid` is what a rate that hangs on scores listens to, where there is more than a test.
+    """
 
     net: Callable[[], nn.Module]
     train: Data
@@ -151,6 +154,7 @@ class Task:
     loss: Callable[[nn.Module, Batch], Tensor]
     rows: Callable[[nn.Module, Iterable[Batch]], Tensor]  # (r, columns) float64
     figures: Callable[[Tensor], dict[str, float]]  # the first is the headline
+    valid: Data | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

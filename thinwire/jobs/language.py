@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ def _lstm(size: str, source: Source, paper: tuple[int, int, int, int, float]) ->
     else:
         split = text.signs if source.data is None else text.spaced
         most = words if size != "paper" else WORDS
-        first, second, words = text.words(*texts(size, source), most, split)
-        data = text.Windows(first, length), text.Windows(second, length)
+        streams, words = text.words(_parts(size, source), most, split)
+        data = [text.Windows(stream, length) for stream in streams]
     return _predicting(lambda: recurrent.WordLstm(words, width, layers, drop), data)
 
 
@@ -66,9 +67,9 @@ def _gpt2(
     if source.fake:
         data: Any = fake((((length,), words), ((length,), words)), rows=8)
     else:
-        train, test = texts(size, source)
-        learnt = text.pieces(train, words, source.checkpoint)
-        data = tuple(text.Windows(text.tokens(learnt, part), length) for part in (train, test))
+        parts = _parts(size, source)
+        learnt = text.pieces(parts[0], words, source.checkpoint)
+        data = [text.Windows(text.tokens(learnt, part), length) for part in parts]
         words = learnt.get_vocab_size()
 
     def net() -> nn.Module:
@@ -83,7 +84,14 @@ def texts(size: str, source: Source) -> tuple[str, str]:
     return text.library(LIBRARY[size]) if folder is None else text.corpus(folder)
 
 
-def _predicting(net: Callable[[], nn.Module], data: tuple[Data, Data]) -> Task:
+def _parts(size: str, source: Source) -> list[str]:
+    """To train on, to test with, and where there is one, what a plateau listens to."""
+    both = texts(size, source)
+    valid = None if source.data is None else text.validation(Path(source.data))
+    return [*both] if valid is None else [*both, valid]
+
+
+def _predicting(net: Callable[[], nn.Module], data: Sequence[Data]) -> Task:
     """The next word; reported is the perplexity."""
 
     def total(model: nn.Module, batch: Batch, reduction: str) -> Tensor:
@@ -100,7 +108,7 @@ def _predicting(net: Callable[[], nn.Module], data: tuple[Data, Data]) -> Task:
 
     return Task(
         net=net, train=data[0], test=data[1], loss=lambda m, batch: total(m, batch, "mean"),
-        rows=rows, figures=_perplexity,
+        rows=rows, figures=_perplexity, valid=data[2] if len(data) > 2 else None,
     )  # fmt: skip
 
 

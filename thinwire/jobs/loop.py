@@ -18,7 +18,7 @@ from thinwire.engine.sync import Sync
 from thinwire.jobs import saved
 from thinwire.jobs.ahead import Ahead, Tell, parts, same_data
 from thinwire.jobs.config import BASELINES, Run
-from thinwire.jobs.data.source import Batch, batches, in_order
+from thinwire.jobs.data.source import Batch, Data, batches, in_order
 from thinwire.jobs.descent import Plateau, corrects_momentum, factor, optimizer_of, with_momentum
 from thinwire.jobs.job import LOWER, Settings, Task
 from thinwire.jobs.launch import Place, agreed, gathered
@@ -132,19 +132,24 @@ class Training:
         """Figures of the test data, every rank a share of it, with rank 0's running means."""
         for buffer in self.net.buffers():
             dist.broadcast(buffer, 0)
-        place, size = self.place, len(self.task.test)
-        picks = in_order(size, 2 * self.run.settings.batch, place.rank, place.world)
-        loader = batches(self.task.test, picks)
+        figures, valid = self._figures(self.task.test), self.task.valid
+        if self.run.settings.schedule == "plateau":
+            heard = figures if valid is None else self._figures(valid)
+            name, value = next(iter(heard.items()))
+            self.plateau.hear(self.run.settings, self.step, value if name in LOWER else -value)
+        return figures
+
+    def _figures(self, data: Data) -> dict[str, float]:
+        place = self.place
+        picks = in_order(len(data), 2 * self.run.settings.batch, place.rank, place.world)
+        loader = batches(data, picks)
         self.net.eval()
         rows: list[Tensor] = []
         with torch.no_grad():
             moved = (tuple(c.to(place.device) for c in batch) for batch in loader)
             agreed(lambda: rows.append(self.task.rows(self.net, moved).cpu()))
         self.net.train()
-        figures = self.task.figures(gathered(rows[0]))
-        name, value = next(iter(figures.items()))
-        self.plateau.hear(self.run.settings, self.step, value if name in LOWER else -value)
-        return figures
+        return self.task.figures(gathered(rows[0]))
 
     def sent(self) -> dict[str, Any]:
         if self.sync is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,12 @@ def corpus(folder: Path) -> tuple[str, str]:
     return _read(train), _read(test)
 
 
+def validation(folder: Path) -> str | None:
+    """The validation text of a folder, where `corpus` has no other use for it."""
+    paths = [_part(folder, part) for part in ("train", "test", "valid")]
+    return _read(paths[2]) if all(paths) and paths[2] is not None else None
+
+
 def _part(folder: Path, part: str) -> Path | None:
     for name in _NAMES:
         if (folder / name.format(part)).is_file():
@@ -83,19 +89,18 @@ def _read(path: Path) -> str:
 
 
 def words(
-    train: str, test: str, most: int, split: Callable[[str], list[str]]
-) -> tuple[Tensor, Tensor, int]:
-    """Both texts as numbers of words, and how many there are; rarer ones are the unknown word.
+    texts: Sequence[str], most: int, split: Callable[[str], list[str]]
+) -> tuple[list[Tensor], int]:
+    """Texts as numbers of words, and how many words the first has; rarer ones are the unknown word.
 
     `split` is `spaced` for text that is cut into words already, as PTB and WikiText are.
     """
-    parts = [split(train), split(test)]
+    parts = [split(text) for text in texts]
     common = collections.Counter(parts[0])
     common.pop(UNKNOWN, None)
     order = sorted(common, key=lambda word: (-common[word], word))[: most - 1]
     number = {UNKNOWN: 0} | {word: i + 1 for i, word in enumerate(order)}
-    first, second = (torch.tensor([number.get(w, 0) for w in part]) for part in parts)
-    return first, second, len(number)
+    return [torch.tensor([number.get(w, 0) for w in part]) for part in parts], len(number)
 
 
 def signs(text: str) -> list[str]:
