@@ -6,6 +6,7 @@ the documents are mended too.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from thinwire.jobs import ledger
 from thinwire.jobs.ledger import Line
 
 BOOKS = Path(__file__).parents[2] / "docs" / "results"
+README = (BOOKS.parents[1] / "README.md").read_text(encoding="utf-8")
 LOW_RANK = ("powersgd", "acpsgd")
 FEW_BITS = ("half", "bf16", "int8", "fp8", "natural", "qsgd", "terngrad", "signsgd", "onebit")
 # at 1 %, above a fifteenth of dense: redsync's threshold lets more through than it is asked for
@@ -34,6 +36,10 @@ def accuracy() -> dict[str, list[Line]]:
 
 def points(lines: list[Line]) -> float:
     return 100 * statistics.mean(line.outcome.figures["accuracy"] for line in lines)
+
+
+def deviation(lines: list[Line]) -> float:
+    return 100 * statistics.stdev(line.outcome.figures["accuracy"] for line in lines)
 
 
 def less(lines: list[Line]) -> float:
@@ -78,6 +84,21 @@ def test_interleaved_is_no_worse_than_plain(accuracy):
 
 def test_every_recipe_had_its_run(accuracy):
     assert {call.split("(")[0] for call in accuracy} == set(recipes.__all__)
+
+
+def test_the_readme_has_the_figures_of_the_files(accuracy):
+    table = re.search(r"\| recipe \| accuracy \| times less.*\n\|[-|]+\n((?:\|.*\n)+)", README)
+    known = [(points(lines), deviation(lines), less(lines)) for lines in accuracy.values()
+             if len(lines) >= 3]  # fmt: skip
+    shown = []
+    for row in table[1].splitlines():
+        _, scores, times = row.strip("|").split(" | ")
+        for score, factor in zip(scores.split("; "), times.strip().split("; "), strict=True):
+            figures = re.fullmatch(r"([\d.]+) ± ([\d.]+) % ([\d.]+)", f"{score} {factor}")
+            shown.append(tuple(map(float, figures.groups())))
+    assert len(shown) == 9
+    for figures in shown:  # as they are rounded there
+        assert any(figures == pytest.approx(theirs, abs=0.0501) for theirs in known), figures
 
 
 def test_vgg_is_there_three_times_sooner():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,6 +111,14 @@ def test_hyper_parameters_of_pretraining(name):
     s = find(name).sizes["paper"]
     assert (s.optimizer, s.batch, s.rate, s.steps, s.warmup_steps, s.weight_decay, s.schedule,
             s.epsilon) == ("adamw", 8, 2e-4, 286_720, 28_672, 0.01, "linear", 1e-6)  # fmt: skip
+
+
+def test_a_step_at_paper_size_is_documented_for_every_job():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    block = text.partition("## One step at paper size")[2].split("```")[1]
+    named = re.findall(r"for job in (.*); do", block) + re.findall(r"train ([a-z]\S*)", block)
+    assert sorted(" ".join(named).split()) == sorted(JOBS)
+    assert '--recipe "adtopk(density=0.01)"' in block and "--size paper --data fake" in block
 
 
 @pytest.fixture(scope="module")
