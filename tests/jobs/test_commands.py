@@ -193,6 +193,7 @@ def test_signals_finish_the_step_save_and_end(number, command, tmp_path):
     (step,) = saved.steps(run)
     stopped = f"after step {step}" if command == "train" else "after 0 of 1 runs; the same command"
     assert f"Stopped {stopped}" in output
+    assert output.count("finishing the step; once more ends at once") == 1
     assert not list((run / "checkpoints").glob(".part*"))
 
 

@@ -223,8 +223,12 @@ def _run(
 
         if group.launched:
             return runner.launched(runs, prepare, on_report, book)
+
+        def on_stop() -> None:
+            progress.console.print("finishing the step; once more ends at once", highlight=False)
+
         prepare()
-        return runner.local(group.world, runs, runs[0][0].net, on_report, book)
+        return runner.local(group.world, runs, runs[0][0].net, on_report, book, on_stop)
 
 
 def _note(record: dict[str, Any], run: Run, workers: int) -> str:

@@ -44,7 +44,12 @@ Placed = Sequence[tuple[Run, Path | None]]  # runs, and the folders of those tha
 
 
 def local(
-    world: int, runs: Placed, net: str, on_report: Report, book: Path | None = None
+    world: int,
+    runs: Placed,
+    net: str,
+    on_report: Report,
+    book: Path | None = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
     """On local workers, one run after the other; those already done are read.
 
@@ -53,8 +58,9 @@ def local(
     stop = workers.event()
     with _claimed(runs):
         outcomes: list[Outcome] = workers.run(
-            world, _worker, list(runs), stop, net, book, on_report=on_report, net=net, stop=stop
-        )[0]
+            world, _worker, list(runs), stop, net, book, on_report=on_report, net=net, stop=stop,
+            on_stop=on_stop,
+        )[0]  # fmt: skip
     return outcomes
 
 

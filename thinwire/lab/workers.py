@@ -40,12 +40,13 @@ def run(
     on_report: Callable[[Any], None] = lambda message: None,
     net: str = "none",
     stop: Any = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> list[Any]:
     """Results in rank order; `on_report` gets what workers report, as it comes.
 
     With `net`, a rate like 1gbit, the workers have links of that rate to each other. With `stop`,
-    an `event()` that is also among the arguments, the first SIGINT or SIGTERM sets it and the
-    workers may end by themselves; the second ends them.
+    an `event()` that is also among the arguments, the first SIGINT or SIGTERM sets it, `on_stop` is
+    called, and the workers may end by themselves; the second ends them.
     """
     if world < 1:
         raise ValueError(f"at least one worker is needed, got {world}")
@@ -69,7 +70,7 @@ def run(
             with _signals_held():
                 for worker in workers:
                     worker.start()
-            return _collect(workers, messages, on_report)
+            return _collect(workers, messages, on_report, _once(stop, on_stop))
         finally:
             _end(workers)
 
@@ -84,10 +85,28 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
         ) from None
 
 
-def _collect(workers: list[Any], messages: Any, on_report: Callable[[Any], None]) -> list[Any]:
+def _once(stop: Any, on_stop: Callable[[], None]) -> Callable[[], None]:
+    """Not from within the signal's handler, where hardly anything may be done."""
+    told: list[bool] = []
+
+    def look() -> None:
+        if not told and stop is not None and stop.is_set():
+            told.append(True)
+            on_stop()
+
+    return look
+
+
+def _collect(
+    workers: list[Any],
+    messages: Any,
+    on_report: Callable[[Any], None],
+    look: Callable[[], None],
+) -> list[Any]:
     results: dict[int, Any] = {}
     silent = 0
     while len(results) < len(workers):
+        look()
         try:
             rank, kind, value = messages.get(timeout=POLL)
         except queue.Empty:
