@@ -155,6 +155,8 @@ def bad_attachments(rank: int, world: int) -> dict[str, str]:
     expect("version", lambda: sync.load_state_dict({"weight": 1}))
     expect("damaged", lambda: sync.load_state_dict({**sync.state_dict(), "step": "5"}))
     cut = {key: value for key, value in sync.state_dict().items() if key != "buckets"}
+    hollow = {"0.weight": 5}
+    expect("hollow", lambda: sync.load_state_dict({**sync.state_dict(), "slots": hollow}))
     expect("truncated", lambda: sync.load_state_dict(cut))
     poison = {"0.weight": {"memory": {"residual": torch.full((32, 32), float("nan"))}}}
     expect("poison", lambda: sync.load_state_dict({**sync.state_dict(), "slots": poison}))
@@ -218,6 +220,7 @@ def test_what_cannot_work_is_refused_with_the_reason_and_the_remedy(pool: Pool) 
         "wrong world": ("of 7", "start without it"),
         "version": ("expected a thinwire state of version 1, got None",),
         "damaged": ("step must be a int, got '5'",),
+        "hollow": ("what the state has for '0.weight' is damaged",),
         "truncated": ("buckets must be a list, got None",),
         "poison": ("residual of '0.weight' is not finite",),
         "stranger": ("'nowhere.weight'", "does not have"),

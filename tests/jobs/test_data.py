@@ -7,9 +7,10 @@ import hashlib
 import io
 import json
 import multiprocessing
-import os
 import pickle
 import signal
+import subprocess
+import sys
 import tarfile
 import wave
 from pathlib import Path
@@ -447,12 +448,25 @@ def test_loaders_in_other_processes_give_the_same():
 def test_loaders_outlive_a_signal_to_the_whole_group():
     """The training takes its last step, saves and ends; till then it wants batches."""
     train, _ = images.digits(8, 1, crop=2)
+    others = set(multiprocessing.active_children())
     stream = batches(train, [Pick(torch.arange(4), None)] * 40, loaders=1)
     next(stream)
-    for child in multiprocessing.active_children():
-        os.kill(child.pid, signal.SIGTERM)
-        os.kill(child.pid, signal.SIGINT)
+    (loader,) = set(multiprocessing.active_children()) - others
+    for number in (signal.SIGTERM, signal.SIGINT):  # by somebody else
+        subprocess.run([sys.executable, "-c", f"import os; os.kill({loader.pid}, {number})"])
     assert len(list(stream)) == 39
+
+
+def test_a_process_that_fails_ends_with_its_loaders():
+    """An error that nobody catches keeps them till the end, when Python tells them to go."""
+    script = (
+        "import torch\nfrom thinwire.jobs.data import images\n"
+        "from thinwire.jobs.data.source import Pick, batches\n"
+        "stream = batches(images.digits(8, 1)[0], [Pick(torch.arange(4), None)] * 99, 1)\n"
+        "next(stream)\nraise RuntimeError('of ours')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert ended.returncode == 1 and b"of ours" in ended.stderr
 
 
 def test_missing_data_says_what_is_expected(tmp_path):

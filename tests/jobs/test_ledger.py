@@ -165,6 +165,13 @@ def test_a_line_that_lacks_what_tables_show_is_named(tmp_path):
     ledger.append(book, bare)
     with pytest.raises(Refused, match=r"no result \(its metrics lack bytes_dense, bytes_sent\)"):
         ledger.read([book])
+    for damaged in (replace(whole, outcome=replace(whole.outcome, metrics=None)),
+                    replace(whole, outcome=replace(whole.outcome, figures=None)),
+                    replace(whole, scores=[1])):  # fmt: skip
+        book.unlink()
+        ledger.append(book, damaged)
+        with pytest.raises(Refused, match=r"line 1 of .* is no result"):
+            ledger.read([book])
 
 
 def test_a_torn_line_is_named_and_what_follows_is_whole(tmp_path):

@@ -219,7 +219,11 @@ def listens(rank, world, folder):
     """What a plateau has heard, and the figures of the test and of the validation text."""
     run = made("dense()", "lstm-wiki", schedule="plateau", score_every=1.0)
     run = replace(run, data=folder)
-    training = loop.Training(run, Place(rank=rank, world=world), loop.same_data(run, world))
+    try:
+        task = loop.same_data(run, world)
+    except Refused as error:
+        return str(error)
+    training = loop.Training(run, Place(rank=rank, world=world), task)
     training.step = 1
     test, valid = training.score(), training._figures(training.task.valid)
     return training.plateau.best, test["perplexity"], valid["perplexity"]
@@ -230,6 +234,9 @@ def test_a_plateau_listens_to_the_validation_text_not_to_the_test(pool, tmp_path
         (tmp_path / f"{part}.txt").write_text(words * 200)
     for heard, test, valid in pool.run(2, listens, str(tmp_path)):
         assert heard == valid != test
+    (tmp_path / "valid.txt").write_text("a")
+    for said in pool.run(2, listens, str(tmp_path)):
+        assert said == "the validation data is shorter than one example; give more of it"
 
 
 def test_checkpoints_that_cannot_be_used_say_why(tmp_path):
@@ -325,9 +332,15 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
 def test_what_a_run_writes_is_not_put_among_its_data(tmp_path):
     run = replace(made("dense()"), data=str(tmp_path / "text"))
     runner.prepared(run, tmp_path / "texts", resume=False)
-    for inside in ("text", "text/runs/a", "other/../text/b"):
-        with pytest.raises(Refused, match=r"is inside .*text, whose files are data"):
-            runner.prepared(run, tmp_path / inside, resume=False)
+    begun = replace(run, data=None, checkpoint=run.data)
+    for reader in (run, begun):
+        for inside in ("text", "text/runs/a", "other/../text/b"):
+            with pytest.raises(Refused, match=r"is inside .*text, whose files are read"):
+                runner.prepared(reader, tmp_path / inside, resume=False)
+    (tmp_path / "text" / "old").mkdir(parents=True)  # one that is there already goes on
+    (tmp_path / "text" / "old" / logs.LOG).write_text("{}\n")
+    (tmp_path / "text" / "old" / logs.CONFIG).write_text(config.written(run))
+    runner.prepared(run, tmp_path / "text" / "old", resume=True)
 
 
 def test_a_damaged_result_says_so(tmp_path):

@@ -6,7 +6,8 @@ import sys
 
 
 def main() -> None:
-    """The `thinwire` command; exit codes: 0 done, 1 the work failed, 2 the call was wrong."""
+    """The `thinwire` command; exit codes: 0 done, 1 the work failed, 2 the call was wrong,
+    3 `prove` found an assumption violated, 130 Ctrl-C."""
     try:
         from thinwire.cli.app import app
     except ModuleNotFoundError as missing:

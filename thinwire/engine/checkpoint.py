@@ -60,6 +60,10 @@ def check(
     for name, parts in state["slots"].items():
         if name not in slots:
             raise ValueError(f"the state has a parameter {name!r} that this model does not have")
+        if not isinstance(parts, Mapping) or not all(
+            isinstance(values, Mapping) for values in parts.values()
+        ):
+            raise ValueError(f"what the state has for {name!r} is damaged; load another checkpoint")
         _check_shapes(name, parts, slots[name])
     if state["recipe"] != recipe:
         log.warning("loading the state of another recipe; its residual is kept. saved: %s, now: %s",

@@ -58,24 +58,21 @@ class Peers:
         texts = [bytes(t.tolist()).decode() for t in self.comm.all_gather(mine)]
         raise RankMismatch(_both_sides(subject, texts))
 
-    def meet(self, what: str, refused: ValueError | None = None) -> None:
-        """Wait until every rank has called this; an error if some do not within the time-out.
+    def meet(self, what: str) -> None:
+        """Wait until every rank has called this; an error if some do not within the time-out, or
+        if one has said that it cannot (`refuse`).
 
-        A rank that cannot do it raises why it `refused` to, and so do all others.
         Through the store: a rank that went on instead is inside a collective, and another one of
         a different size would kill its process.
         """
-        self._met[what] = self._met.get(what, 0) + 1
-        key = f"{self._key}/{what}/{self._met[what]}"
-        if refused is not None:
-            self._store.set(f"{key}/refused", f"rank {self.comm.rank} in {what}: {refused}")
-            raise refused
+        key = self._next(what)
         here = self._store.add(key, 1)
         patience = 0.8 * self._timeout  # less than that of a collective another rank waits in
         deadline = time.monotonic() + patience
         while here < self.comm.size:
             self._watch()
             if self._store.check([f"{key}/refused"]):
+                self._store.add(f"{key}/refused/heard", 1)
                 raise ValueError(self._store.get(f"{key}/refused").decode())
             if time.monotonic() > deadline:
                 missing = RankMismatch(
@@ -86,6 +83,17 @@ class Peers:
                 raise missing
             time.sleep(0.01)
             here = self._store.add(key, 0)
+
+    def refuse(self, what: str, error: ValueError) -> None:
+        """Instead of `meet`: those who do, or will, get this error."""
+        key = f"{self._next(what)}/refused"
+        self._store.set(key, f"rank {self.comm.rank} in {what}: {error}")
+        self._store.add(f"{key}/heard", 1)
+        self._until_heard(key, self.comm.size)
+
+    def _next(self, what: str) -> str:
+        self._met[what] = self._met.get(what, 0) + 1
+        return f"{self._key}/{what}/{self._met[what]}"
 
     def average_sparse(self, grad: Tensor) -> Tensor:
         """The mean of sparse gradients, as sparse as they are."""
@@ -101,7 +109,7 @@ class Peers:
         text = f"rank {self.comm.rank} failed {doing}: {type(error).__name__}: {error}"
         try:
             self._store.set(self._key, text)
-            self._until_heard()
+            self._until_heard(self._key, self.comm.size - 1)
         except RuntimeError as lost:  # the store's host is gone: the others will see that too
             log.warning("could not tell the other ranks that %s: %s", text, lost)
 
@@ -125,11 +133,11 @@ class Peers:
             self._store.add(f"{self._key}/heard", 1)
             raise RankFailed(text)
 
-    def _until_heard(self) -> None:
+    def _until_heard(self, key: str, listeners: int) -> None:
         """This process may end with its error, and take the store with it: wait a little."""
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline:
-            if self._store.add(f"{self._key}/heard", 0) >= self.comm.size - 1:
+            if self._store.add(f"{key}/heard", 0) >= listeners:
                 return
             time.sleep(0.05)
 

@@ -151,12 +151,13 @@ class Sync:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()` of the same rank in a world of the same size. On all ranks."""
         self._lane.wait()
-        comm, refused = self._peers.comm, None
+        comm, here = self._peers.comm, "load_state_dict()"
         try:
             checkpoint.check(state, describe(self.recipe), comm.rank, comm.size, self._slots)
         except ValueError as error:
-            refused = error
-        self._peers.meet("load_state_dict()", refused)
+            self._peers.refuse(here, error)
+            raise
+        self._peers.meet(here)
         self._steps.load(state)
 
     @property

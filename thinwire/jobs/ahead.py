@@ -76,12 +76,15 @@ def same_data(run: Run, world: int) -> Task:
 
     def look() -> None:
         task = find(run.job).make(run.size, run.source())
-        if len(task.test) == 0:
-            raise Refused("the test data is shorter than one example; give more of it")
+        heard = 1 if task.valid is None else len(task.valid)
+        if len(task.test) == 0 or heard == 0:
+            raise Refused(
+                f"the {'test' if heard else 'validation'} data is shorter than one example; give "
+                "more of it"
+            )
         batch = task.test.batch(torch.arange(min(8, len(task.test))), None)
-        mine.extend(
-            [len(task.train), len(task.test), *(float(c.double().sum()) for c in batch[:5])]
-        )
+        sums = (float(column.double().sum()) for column in batch[:5])
+        mine.extend([len(task.train), len(task.test), heard, *sums])
         made.append(task)
 
     agreed(look)

@@ -96,10 +96,14 @@ def reading(net: nn.Module, words: int, length: int) -> nn.Module:
     """The network itself, if it can read so many words at once, numbered so high."""
     config: Any = net.config
     most, known = config.max_position_embeddings, config.vocab_size
-    if length > most or words > known:
+    if length > most:
         raise MissingData(
-            f"this checkpoint reads {most} words at once and knows {known}; asked for are {length} "
-            f"(--set length={most} is fewer) and {words} (those of its own tokenizer.json)"
+            f"this checkpoint reads {most} words at once, not {length}; give --set length={most}"
+        )
+    if words > known:
+        raise MissingData(
+            f"this checkpoint knows {known} words, the text has {words}; give the tokenizer.json "
+            "that it was trained with"
         )
     return net
 

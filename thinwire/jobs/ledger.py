@@ -182,9 +182,10 @@ def _line(text: str, path: Path, number: int) -> Line:
         missing = {"bytes_sent", "bytes_dense", "density", "steps"} - outcome.metrics.keys()
         if missing:
             raise ValueError(f"its metrics lack {', '.join(sorted(missing))}")
-        scores = [s for s in logs.numbers(values["scores"]) if outcome.figures.keys() <= s.keys()]
+        drawn = {"step", "elapsed", "bytes_sent", *list(outcome.figures)[:1]}
+        scores = [s for s in logs.numbers(values["scores"]) if drawn <= s.keys()]
         settings = json.loads(json.dumps(DEFAULTS)) | values["settings"]
         settings.pop("seed", None)
         return Line(**values | {"outcome": outcome, "scores": scores, "settings": settings})
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refused(f"line {number} of {path} is no result ({error}); remove that line") from None

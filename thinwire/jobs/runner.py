@@ -122,11 +122,12 @@ def folder(run: Run) -> str:
 
 def prepared(run: Run, out: Path, resume: bool) -> None:
     """Whether the run can have this folder; an earlier one is not overwritten by accident."""
-    data = None if run.data in (None, FAKE) else os.path.realpath(str(run.data))
-    if data is not None and Path(os.path.realpath(out)).is_relative_to(data):
-        raise Refused(f"{out} is inside {run.data}, whose files are data; give another --out")
     logs.prepared(out)
     begun = saved.steps(out) or (out / logs.LOG).exists()
+    for read in (run.data, run.checkpoint):
+        inside = read not in (None, FAKE) and _below(out, Path(str(read)))
+        if inside and not begun:
+            raise Refused(f"{out} is inside {read}, whose files are read; give another --out")
     if begun and not resume:
         raise Refused(f"{out} holds a run already; give --resume {out} to go on, or another --out")
     changed = _changed(run, out) if begun else set()
@@ -135,6 +136,10 @@ def prepared(run: Run, out: Path, resume: bool) -> None:
     if changed - free:
         names = ", ".join(sorted(changed - free))
         raise Refused(f"{out} holds a run with other settings ({names}); give another --out")
+
+
+def _below(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _changed(run: Run, out: Path) -> set[str]:

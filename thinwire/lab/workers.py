@@ -54,7 +54,7 @@ def run(
     messages: multiprocessing.Queue[Any] = context.Queue()
     shape = netns.shaped(world, net) if net != "none" else nullcontext([None] * world)
     with (
-        _sigterm_as_exit(stop),
+        _sigterm_as_exit(stop) as asked,
         _own_folder() as folder,
         shape as spaces,
     ):
@@ -70,7 +70,7 @@ def run(
             with _signals_held():
                 for worker in workers:
                     worker.start()
-            return _collect(workers, messages, on_report, _once(stop, on_stop))
+            return _collect(workers, messages, on_report, _once(asked, on_stop))
         finally:
             _end(workers)
 
@@ -85,12 +85,13 @@ def _own_folder() -> tempfile.TemporaryDirectory[str]:
         ) from None
 
 
-def _once(stop: Any, on_stop: Callable[[], None]) -> Callable[[], None]:
-    """Not from within the signal's handler, where hardly anything may be done."""
+def _once(asked: list[int], on_stop: Callable[[], None]) -> Callable[[], None]:
+    """Not from within the signal's handler, where hardly anything may be done; and not by looking
+    at the event, whose lock the handler would then wait for."""
     told: list[bool] = []
 
     def look() -> None:
-        if not told and stop is not None and stop.is_set():
+        if asked and not told:
             told.append(True)
             on_stop()
 
@@ -225,12 +226,15 @@ def event() -> Any:
 
 
 @contextmanager
-def _sigterm_as_exit(stop: Any) -> Iterator[None]:
-    """SIGTERM runs the same clean-up as an error does (only the main thread may ask for that)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _sigterm_as_exit(stop: Any) -> Iterator[list[int]]:
+    """SIGTERM runs the same clean-up as an error does (only the main thread may ask for that).
+
+    Yields the signals that only have set the flag.
+    """
     asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
 
     def first(number: int, frame: object) -> None:
         """Sets the flag; the second signal does what signals do."""
@@ -243,7 +247,7 @@ def _sigterm_as_exit(stop: Any) -> Iterator[None]:
     if stop is not None:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, first)
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

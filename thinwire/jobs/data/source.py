@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -108,9 +110,17 @@ def batches(data: Data, picks: Sampler[Pick] | list[Pick], loaders: int = 0) -> 
 
 
 def _undisturbed(number: int) -> None:
-    """What ends a training may come to the whole group, and its last step wants its batch."""
-    for which in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(which, signal.SIG_IGN)
+    """What ends a training may come to the whole group, and its last step wants its batch: a loader
+    ends when its parent tells it to, and then at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(128 + signal.SIGTERM)
 
 
 def in_order(size: int, batch: int, rank: int, world: int) -> list[Pick]:

@@ -78,8 +78,9 @@ def an4(folder: Path) -> tuple[Recordings, Recordings]:
     for name in ("train", "test"):
         waves = sorted((folder / name).rglob("*.wav"))
         texts: dict[str, Path] = {}
+        spoken = {path.stem for path in waves}
         for path in sorted((folder / name).rglob("*.txt")):
-            if texts.setdefault(path.stem, path) != path:
+            if texts.setdefault(path.stem, path) != path and path.stem in spoken:
                 raise MissingData(
                     f"{texts[path.stem]} and {path} have one name: a recording's transcript is "
                     "found by its name; rename one"

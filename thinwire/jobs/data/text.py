@@ -67,8 +67,8 @@ def corpus(folder: Path) -> tuple[str, str]:
 
 def validation(folder: Path) -> str | None:
     """The validation text of a folder, where `corpus` has no other use for it."""
-    paths = [_part(folder, part) for part in ("train", "test", "valid")]
-    return _read(paths[2]) if all(paths) and paths[2] is not None else None
+    train, test, valid = (_part(folder, part) for part in ("train", "test", "valid"))
+    return _read(valid) if train and test and valid else None
 
 
 def _part(folder: Path, part: str) -> Path | None:
