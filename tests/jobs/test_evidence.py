@@ -6,6 +6,7 @@ the documents are mended too.
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections.abc import Callable
@@ -21,6 +22,8 @@ BOOKS = Path(__file__).parents[2] / "docs" / "results"
 README = (BOOKS.parents[1] / "README.md").read_text(encoding="utf-8")
 LOW_RANK = ("powersgd", "acpsgd")
 FEW_BITS = ("half", "bf16", "int8", "fp8", "natural", "qsgd", "terngrad", "signsgd", "onebit")
+FAMILIES = {"dense", "int8", "onebit", "randomk", "topk", "dgc", "gtopk", "oktopk", "adtopk",
+            "powersgd", "acpsgd"}  # fmt: skip
 # at 1 %, above a fifteenth of dense: redsync's threshold lets more through than it is asked for
 TOO_MANY = {"redsync(density=Flushed(Ramp(start=0.3, end=0.01, steps=700), 936), "
             'memory=MomentumCorrected(learning_rate=True), wire="int8+auto")'}  # fmt: skip
@@ -114,6 +117,18 @@ def test_vgg_is_there_three_times_sooner():
                if net == "100mbit" and call not in ("ddp", "fp16-hook"))  # fmt: skip
     assert sooner(lines["100mbit", "ddp"]) / ours >= 3
     assert sooner(lines["100mbit", "fp16-hook"]) > ours
+    beside = {call for net, call in lines if net == "1gbit"}
+    assert {"ddp", "fp16-hook"} < beside  # the same recipe's figure at 1 Gbit/s
+
+
+@pytest.mark.parametrize("job", ["lstm-lm", "gpt2"])
+def test_every_family_has_learnt_to_read_at_equal_steps(job):
+    lines = [line for line in ledger.read([BOOKS / "language.jsonl"]) if line.job == job]
+    beside: dict[str, set[str]] = {}
+    for line in lines:
+        settings = json.dumps(line.settings, sort_keys=True)
+        beside.setdefault(settings, set()).add(line.outcome.recipe.split("(")[0])
+    assert any(found >= FAMILIES for found in beside.values())
 
 
 @pytest.mark.parametrize(("job", "most"), [("lstm-lm", 1.03), ("gpt2", None)])
