@@ -83,11 +83,12 @@ def test_a_page_that_cannot_be_made_is_told_before_the_work(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_every_job_of_a_comparison_must_find_its_data_before_the_first_begins(tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
     for name in ("train", "valid", "test"):
-        (tmp_path / f"wiki.{name}.tokens").write_text("a few words of it \n" * 400)
-    out = tmp_path / "out"
+        (data / f"wiki.{name}.tokens").write_text("a few words of it \n" * 400)
     result = call("compare", "lstm-lm", "mlp", "--recipe", "dense()", "--workers", "1", "--data",
-                  str(tmp_path), "--out", str(out))  # fmt: skip
+                  str(data), "--out", str(out))  # fmt: skip
     assert result.exit_code == 2 and "MNIST" in result.stderr, result.output
     assert not out.exists()
 
