@@ -113,8 +113,9 @@ def _undisturbed(number: int) -> None:
     """What ends a training may come to the whole group, and its last step wants its batch: a loader
     ends when its parent tells it to, and then at once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+    if hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who has sent a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
 
 
 def _end_when_told(parent: int) -> None:
