@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from thinwire.jobs.job import Settings, settings_of
 from thinwire.memory import MomentumCorrected
 
 BASE = Settings(batch=4, rate=0.1)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,11 @@ BASE = Settings(batch=4, rate=0.1)
 def test_bad_settings_are_one_message(values, message):
     with pytest.raises(ValueError, match=message):
         settings_of(values, BASE)
+
+
+def test_every_setting_is_documented():
+    section = DOCUMENT.read_text(encoding="utf-8").split("\n## Settings\n")[1].split("\n## ")[0]
+    assert [f.name for f in fields(Settings) if f"`{f.name}`" not in section] == []
 
 
 def test_whole_numbers_do_for_others():
