@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -33,7 +34,7 @@ def under_mpi(*args):
     return _done([*mpirun(2), *CALL, *args], {})
 
 
-def begun(*args):
+def begun(*args, of_rank=lambda rank: ()):
     """The steps of a Slurm job. There is no Slurm here; what they see of it is this."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -43,7 +44,8 @@ def begun(*args):
               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
     return [
         subprocess.Popen(
-            [*CALL, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*CALL, *args, *of_rank(rank)], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=_environment(shared | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}),
         )
         for rank in range(2)
@@ -116,6 +118,33 @@ def test_what_all_are_refused_is_said_once(start):
     assert code == 2
     assert complaints.count("there is no /no/such/place") == 1
     assert "Traceback" not in complaints
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacking", [(1,), (0, 1)])
+def test_a_file_that_some_lack_is_said_once(lacking, tmp_path):
+    """The others have joined by then, and must not wait for it."""
+    (tmp_path / "0.toml").write_text('recipe = "dense()"')
+    (tmp_path / "1.toml").write_text('recipe = "dense()"')
+    for rank in lacking:
+        (tmp_path / f"{rank}.toml").unlink()
+    steps = begun(of_rank=lambda rank: ("--config", str(tmp_path / f"{rank}.toml")))
+    code, _, complaints = _ended(steps)
+    assert code == 2 and "Traceback" not in complaints
+    assert complaints.count("thinwire:") == 1
+    who = "" if 0 in lacking else "worker 1: "
+    assert f"thinwire: {who}cannot read {tmp_path / f'{lacking[0]}.toml'}" in complaints
+
+
+def test_a_rank_that_finds_nobody_says_it_itself(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(launch, "PATIENCE", timedelta(seconds=1))
+    with pytest.raises(launch.Unheard, match=r"^worker 1: no such thing$"), \
+         launch.refused_together(tmp_path):  # fmt: skip
+        raise ValueError("no such thing")
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def _commands() -> None:
 
 def _say(error: Exception) -> None:
     """Once: what ranks of a launcher are refused, all are. Brackets in messages are no markup."""
-    from thinwire.jobs.launch import launched
+    from thinwire.jobs.launch import Unheard, launched
 
-    if (launched() or (0,))[0] == 0:
+    if (launched() or (0,))[0] == 0 or isinstance(error, Unheard):
         errors.print(f"[red]thinwire:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 

@@ -77,17 +77,18 @@ def train(
     Ctrl-C and SIGTERM finish the step, save, and end.
     """
     with reported():
-        if resume is not None and out not in (None, resume):
-            raise ValueError("--resume goes on in its own folder; give it without --out")
-        base = config.read(config_file) if config_file else {}
-        if resume is not None:
-            base = asked.over(config.read(resume / logs.CONFIG), base)
-        given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
-        flags = asked.flags(job, recipe, size, data, net, workers, checkpoint)
-        run = config.made(asked.merged(base, flags, given, setting))
-        folder = resume or out
-        group = Group.of(workers, run, 2)
-        run = replace(run, workers=group.world)
+        with launch.refused_together(config_file, resume):
+            if resume is not None and out not in (None, resume):
+                raise ValueError("--resume goes on in its own folder; give it without --out")
+            base = config.read(config_file) if config_file else {}
+            if resume is not None:
+                base = asked.over(config.read(resume / logs.CONFIG), base)
+            given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
+            flags = asked.flags(job, recipe, size, data, net, workers, checkpoint)
+            run = config.made(asked.merged(base, flags, given, setting))
+            folder = resume or out
+            group = Group.of(workers, run, 2)
+            run = replace(run, workers=group.world)
         if group.first:
             told([run])
         outcomes = _run([(run, folder)], group, resume is not None)
@@ -128,16 +129,19 @@ def compare(
     is appended to results.jsonl, of which `thinwire results` makes a table.
     """
     with reported():
-        base = config.read(config_file) if config_file else {}
-        given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate}
         runs = []
-        for name in dict.fromkeys(job):
-            for call in dict.fromkeys(recipe):
-                flags = asked.flags(name, call, size, data, net, workers, checkpoint)
-                made = config.made(asked.merged(base, flags, given, setting))
-                group = Group.of(workers, made, 4)
-                made = replace(made, workers=group.world)
-                runs += [asked.seeded(made, s) for s in asked.seeds_of(seeds, made.settings.seed)]
+        with launch.refused_together(config_file):
+            base = config.read(config_file) if config_file else {}
+            given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate}
+            for name in dict.fromkeys(job):
+                for call in dict.fromkeys(recipe):
+                    flags = asked.flags(name, call, size, data, net, workers, checkpoint)
+                    made = config.made(asked.merged(base, flags, given, setting))
+                    group = Group.of(workers, made, 4)
+                    made = replace(made, workers=group.world)
+                    runs += [
+                        asked.seeded(made, s) for s in asked.seeds_of(seeds, made.settings.seed)
+                    ]
         placed = [(run, None if out is None else out / runner.folder(run)) for run in runs]
         book = None if out is None else out / ledger.NAME
         if group.first:

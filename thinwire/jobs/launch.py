@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,6 +25,11 @@ LAUNCHERS = {
     "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_JOBID"),
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_ID"),
 }  # fmt: skip
+PATIENCE = timedelta(seconds=30)  # to tell others what we were refused before we met
+
+
+class Unheard(ValueError):
+    """What this rank was refused, and no other could be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +49,8 @@ def launched() -> tuple[int, int, int] | None:
     return None
 
 
-def join() -> Place:
-    """Take part in the group that a launcher has started us in."""
+def join(patience: timedelta | None = None) -> Place:
+    """Take part in the group that a launcher has started us in; PyTorch waits half an hour."""
     found = launched()
     if found is None:
         raise ValueError("no launcher has started this process; give --workers")
@@ -53,8 +62,34 @@ def join() -> Place:
     device = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", rank=rank, world_size=world)
+    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=world, timeout=patience)
     return Place(rank=rank, world=world, device=device)
+
+
+@contextmanager
+def refused_together(*files: Path | None) -> Iterator[None]:
+    """Work before the group is joined. These files may be wrong for one rank alone: what it is
+    refused it tells the others, whose first `agreed` hears it, and rank 0 says it. Without files
+    all ranks are refused alike, and rank 0 needs nobody."""
+    try:
+        yield
+    except ValueError as error:
+        rank, world, _ = launched() or (0, 1, 0)
+        if world == 1 or not any(files):
+            raise
+        try:
+            join(PATIENCE)
+        except (RuntimeError, ValueError):
+            raise Unheard(f"worker {rank}: {error}") from None
+        try:
+            agreed(partial(_raised, error))
+        finally:
+            dist.destroy_process_group()
+
+
+def _raised(error: ValueError) -> None:
+    raise error
 
 
 def agreed(work: Callable[[], object]) -> None:
