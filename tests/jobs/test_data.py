@@ -159,8 +159,15 @@ def test_folders_of_pictures(tmp_path):
         list(batches(test, in_order(4, 2, 0, 1), loaders=1))
     with pytest.raises(MissingData, match="expected train/<class>"):
         images.folders(tmp_path / "train", 16)
+    for part in ("train", "val"):  # left behind by an editor
+        (tmp_path / part / ".ipynb_checkpoints").mkdir()
+    assert images.kinds(tmp_path / "train") == ["cat", "dog"]
+    assert images.folders(tmp_path, 16)[0].labels.tolist() == [0, 0, 1, 1]
     (tmp_path / "val" / "emu").mkdir()
     with pytest.raises(MissingData, match="has kinds that train/ lacks: emu"):
+        images.folders(tmp_path, 16)
+    (tmp_path / "train" / "emu").mkdir()
+    with pytest.raises(MissingData, match=r"emu has no pictures; every folder of train/ is a cla"):
         images.folders(tmp_path, 16)
 
 

@@ -121,12 +121,18 @@ def folders(folder: Path, side: int) -> tuple[Data, Data]:
                 f"{folder / name} has no pictures; expected train/<class>/*.JPEG and "
                 "val/<class>/*.JPEG"
             )
+        empty = set(range(len(known))) - {label for _, label in files} if name == "train" else set()
+        if empty:
+            at = folder / name / known[min(empty)]
+            raise MissingData(f"{at} has no pictures; every folder of train/ is a class: remove it")
         parts.append(Folder(tuple(p for p, _ in files), torch.tensor([y for _, y in files]), side))
     return parts[0], parts[1]
 
 
 def kinds(root: Path) -> list[str]:
-    return [path.name for path in _listed(root) if path.is_dir()] if root.is_dir() else []
+    """The classes: every folder but hidden ones, which tools leave behind."""
+    there = _listed(root) if root.is_dir() else []
+    return [path.name for path in there if path.is_dir() and not path.name.startswith(".")]
 
 
 def _listed(root: Path) -> list[Path]:
