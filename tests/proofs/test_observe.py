@@ -165,6 +165,24 @@ def test_notes_of_three_ranks_can_be_worked_out_by_hand():
     assert note.missing == 0.0
 
 
+def test_a_step_that_overflows_is_not_taken_for_a_loss():
+    """It is left out, as a loss scale has it; the next one looks back on nothing."""
+    observer, state = Observer(every=2), {}
+    recipe = observed(recipes.topk(density=0.05), observer)
+    draw = torch.Generator().manual_seed(0)
+
+    def work(comm):
+        for step, first in ((0, 1.0), (1, float("inf")), (1, 1.0), (2, 1.0)):
+            grad = torch.randn(SHAPE, generator=draw)
+            grad[0, 0] = first
+            recipe.reduce(Bucket.of({"w": grad}, state=state, step=step), comm)
+
+    local.run(1, work)
+    assert len(observer.notes) == 3
+    (residual,) = (v for v in verdicts(observer.notes, 0.0, True) if v.what == "residual lost")
+    assert residual.held is not False
+
+
 def test_ranks_agree_on_what_is_common_to_them():
     every = watched(recipes.topk(density=0.05))
     for notes in every[1:]:

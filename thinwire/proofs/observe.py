@@ -85,7 +85,9 @@ class Observer:
         self, layout: Layout, step: int, grad: Tensor, x: Tensor, alone: Tensor, reduced: Reduced,
         comm: Comm,
     ) -> None:  # fmt: skip
-        if not reduced.finite:
+        if not reduced.finite:  # it will be taken again, with this gradient in the residual too
+            for slot in layout.slots:
+                self.before.pop(slot.name, None)
             return
         sent = reduced.sent.add_into(torch.zeros_like(x), 1.0)
         picks = _picks(reduced, x, sent)
