@@ -183,6 +183,55 @@ def scored(rank, world):
     return training.score()
 
 
+def cut_short(rank, world, folder, ended_in):
+    """Ended in the score of step 8, or after it; then resumed. The scores that the log has."""
+    place, out = Place(rank=rank, world=world), Path(folder)
+    every = 4 / loop.length(_task(), made("dense()").settings, world)[0]
+    run = made("dense()", score_every=every, save_every=every)
+    whole = loop.Training.score
+
+    def score(training):
+        if training.step == 8 and ended_in == "score":
+            raise RuntimeError("killed")
+        return whole(training)
+
+    steps = iter(range(1, 13))
+
+    def asked():
+        if next(steps) == 10:
+            raise RuntimeError("killed")
+        return False
+
+    loop.Training.score = score
+    try:
+        runner._all(place, [(run, out)], lambda _: None, asked, "none", None)
+    except RuntimeError:
+        before = saved.steps(out)
+    finally:
+        loop.Training.score = whole
+    runner._all(place, [(run, out)], lambda _: None, lambda: False, "none", None)
+    return before, [r["step"] for r in logs.records(out / logs.LOG) if "test_loss" in r]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ended_in", ["score", "step"])
+def test_a_run_that_ended_in_a_score_has_it_once_it_is_resumed(ended_in, pool, tmp_path):
+    assert pool.run(1, cut_short, str(tmp_path), ended_in) == [([8], [4, 8, 12])]
+
+
+def without_cells(rank, world):
+    run = made("dense()", "lstm-wiki", precision="fp16")
+    try:
+        loop.train(Place(rank=rank, world=world), run)
+    except Refused as error:
+        return str(error)
+
+
+def test_what_pytorch_cannot_compute_here_is_one_line(pool):
+    message = "PyTorch has no fp16 LSTM on a CPU; give --set precision=bf16"
+    assert pool.run(1, without_cells) == [message]
+
+
 def _task():
     return find("mlp").make("tiny", Source())
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from thinwire.combinators import memories
 from thinwire.jobs import config
 from thinwire.jobs.descent import Plateau, factor, optimizer_of, with_momentum
 from thinwire.jobs.job import Settings, settings_of
+from thinwire.jobs.loop import length
 from thinwire.memory import MomentumCorrected
 
 BASE = Settings(batch=4, rate=0.1)
@@ -88,6 +90,14 @@ def test_epochs_that_are_asked_for_count_where_a_job_counts_in_steps(tmp_path):
     assert run.settings.total(19) == 38
     (tmp_path / "config.toml").write_text(config.written(run))
     assert config.made(config.read(tmp_path / "config.toml")) == run
+
+
+def test_epochs_are_whole_where_several_batches_make_a_step():
+    task = SimpleNamespace(train=range(1000))
+    for accumulate, steps in ((1, 750), (20, 38), (3, 250), (7, 108)):
+        settings = Settings(batch=4, rate=1.0, epochs=3, accumulate=accumulate)
+        each, total = length(task, settings, 1)
+        assert each * accumulate == pytest.approx(250) and total == steps
 
 
 def test_learning_rates():

@@ -118,7 +118,7 @@ class Plateau:
             self.factor, self.waited = self.factor * settings.gamma, 0
 
 
-def factor(settings: Settings, step: int, total: int, each: int) -> float:
+def factor(settings: Settings, step: int, total: int, each: float) -> float:
     """What the highest learning rate is multiplied by; `each` is steps an epoch."""
     total = settings.schedule_steps or total
     rising = settings.warmup_steps or settings.of_epochs(settings.warmup, each)

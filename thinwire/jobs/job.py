@@ -16,6 +16,7 @@ SIZES = ("tiny", "small", "paper")
 FAKE = "fake"
 MOST_SEED = 2**32  # each rank's dropout has a thousand of its own
 LOWER = ("loss", "test_loss", "perplexity", "wer", "cer")  # figures of which less is better
+ROUNDED = 1e-9  # of a step: thirds of one do not add up exactly
 SHORTEST = 16  # words, of which a question may have a quarter
 
 
@@ -77,11 +78,11 @@ class Settings:
         if not self.steps and not self.epochs > 0:
             raise ValueError(f"give steps, or epochs above 0; got epochs={self.epochs!r}")
 
-    def of_epochs(self, epochs: float, each: int) -> int:
+    def of_epochs(self, epochs: float, each: float) -> int:
         """So many epochs in steps, at least one if any; `each` is steps an epoch."""
-        return max(1, math.ceil(epochs * each)) if epochs else 0
+        return max(1, math.ceil(epochs * each - ROUNDED)) if epochs else 0
 
-    def total(self, each: int) -> int:
+    def total(self, each: float) -> int:
         return self.steps or self.of_epochs(self.epochs, each)
 
 

@@ -119,11 +119,14 @@ class Log:
         """Keeps what was written up to step `after`, where a resumed run goes on."""
         self._path = out / LOG
         kept = [r for r in records(self._path) if r.get("step", 0) <= after] if after else []
+        self._scored = {r["step"] for r in kept if "seconds" not in r and "step" in r}
         written(self._path, "".join(json.dumps(plain(r)) + "\n" for r in kept))
         self._file = self._path.open("ab", buffering=0)
         self._board = _writing(self._path, lambda: Board.of(out / "tensorboard", after))
 
     def add(self, record: dict[str, Any]) -> None:
+        if "seconds" not in record and record["step"] in self._scored:
+            return  # a resumed run scores once more where it begins
         line = (json.dumps(plain(record)) + "\n").encode()
         try:
             put(self._file, line)

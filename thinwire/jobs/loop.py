@@ -46,9 +46,9 @@ class Outcome:
     finished: bool  # whether all steps were taken
 
 
-def length(task: Task, settings: Settings, world: int) -> tuple[int, int]:
-    """Steps of an epoch, and of all."""
-    each = max(1, len(task.train) // (settings.batch * settings.accumulate * world))
+def length(task: Task, settings: Settings, world: int) -> tuple[float, int]:
+    """Steps of an epoch, no whole number if several batches make a step; and steps of all."""
+    each = max(1, len(task.train) // (settings.batch * world)) / settings.accumulate
     return each, settings.total(each)
 
 
@@ -59,6 +59,12 @@ def fits(recipe: Reducer | None, net: nn.Module, world: int, total: int) -> None
     layout = Layout.of(dict(net.named_parameters()))
     for step in (0, total - 1):
         recipe.traffic(layout, world, step)
+
+
+def _computable(net: nn.Module, precision: str, device: torch.device) -> None:
+    recurrent = any(isinstance(module, nn.RNNBase) for module in net.modules())
+    if precision == "fp16" and device.type == "cpu" and recurrent:
+        raise Refused("PyTorch has no fp16 LSTM on a CPU; give --set precision=bf16")
 
 
 class Training:
@@ -73,6 +79,7 @@ class Training:
         made: list[nn.Module] = []
         agreed(lambda: made.append(task.net()))  # a checkpoint may be missing on one machine
         self.net = made[0].to(place.device).train()
+        agreed(partial(_computable, self.net, settings.precision, place.device))
         recipe = run.reducer()
         if recipe is not None:
             recipe = with_momentum(recipe, settings, place.world)
@@ -256,9 +263,8 @@ def _steps(
     scored, saved_at = -1, training.step  # what was just loaded need not be saved
     stream = parts(training.task.train, settings, training.place, training.step)
     ahead = Ahead(stream, training.total - training.step, tell)
-    due = score_every and training.step % score_every == 0
-    if settings.schedule == "plateau" and due and training.plateau.heard < training.step:
-        # what was loaded was saved before its score, on which the next rate hangs
+    if training.step and score_every and training.step % score_every == 0:
+        # what was loaded was saved before its score, in which the run may have ended
         figures, scored = training.score(), training.step
         ahead.tell([{**_counts(training), "elapsed": tally.seconds, **figures}])
     while training.step < training.total and not tally.stopping:
