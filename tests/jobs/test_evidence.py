@@ -63,8 +63,12 @@ def test_headlines_have_three_seeds_and_every_run_had_the_same_steps(accuracy):
 
 def test_sparse_recipes_send_as_little_as_was_asked_for(accuracy):
     limits = {"end=0.01,": 15, "end=0.05,": 6}
-    above = {call for call, lines in accuracy.items() for end, most in limits.items()
-             if end in call and less(lines) < most}  # fmt: skip
+    above = {
+        call
+        for call, lines in accuracy.items()
+        for end, most in limits.items()
+        if end in call and less(lines) < most and "fp32" not in call
+    }  # one run says what eight bits a value are worth
     assert not above and all(any(end in call for call in accuracy) for end in limits)
 
 
@@ -128,15 +132,35 @@ def test_every_family_has_learnt_to_read_at_equal_steps(job):
     assert any(found >= FAMILIES for found in beside.values())
 
 
-@pytest.mark.parametrize(("job", "most"), [("lstm-lm", 1.03), ("gpt2", None)])
-def test_perplexity_of_the_best_sparse_recipe(job, most):
-    """At equal steps and settings; GPT-2 misses the 3 % that were aimed at, LSTM does not."""
+@pytest.mark.parametrize("job", ["lstm-lm", "gpt2"])
+def test_perplexity_of_the_best_sparse_recipe(job):
+    """At equal steps and settings; as it ends, and at its best, since dense may over-train."""
+    ratios = perplexities(job)
+    assert min(max(pair) for pair in ratios.values()) <= 1.03
+
+
+def test_gpt2_is_as_near_to_dense_only_where_dense_over_trains():
+    """Missed in shorter trainings, by as much as the documents say."""
+    best: dict[int, float] = {}
+    for (steps, _), (last, _) in perplexities("gpt2").items():
+        best[steps] = min(last, best.get(steps, last))
+    assert {steps: round(100 * ratio - 100, 1) for steps, ratio in best.items()} == {
+        600: 9.0, 1200: 3.7, 1800: -0.6,
+    }  # fmt: skip
+
+
+def perplexities(job: str) -> dict[tuple[int, str], tuple[float, float]]:
+    """Of recipes at 1 %, over dense's with the same settings: the last one, and the best."""
     lines = [line for line in ledger.read([BOOKS / "language.jsonl"]) if line.job == job]
-    dense = [line for line in lines if line.outcome.recipe == "dense()"]
-    ratios = []
-    for base in dense:
-        sparse = [line for line in lines if line.settings == base.settings
-                  and "end=0.01," in line.outcome.recipe and less([line]) >= 15]  # fmt: skip
-        ratios += [line.outcome.figures["perplexity"] / base.outcome.figures["perplexity"]
-                   for line in sparse]  # fmt: skip
-    assert min(ratios) <= most if most else min(ratios) > 1.03
+    found = {}
+    for base in (line for line in lines if line.outcome.recipe == "dense()"):
+        for line in lines:
+            if line.settings == base.settings and "end=0.01," in line.outcome.recipe:
+                assert less([line]) >= 15
+                last, best = (
+                    pick(s["perplexity"] for s in line.scores)
+                    / pick(s["perplexity"] for s in base.scores)
+                    for pick in (lambda scores: list(scores)[-1], min)
+                )
+                found[line.outcome.steps, line.outcome.recipe] = last, best
+    return found
