@@ -31,7 +31,7 @@ def trials(layouts, select, sparse, dense, gap=1.0):
                     layout=one,
                     gap=gap,
                     select=0.0 if choice == DENSE else select * one.numel,
-                    exchange=(sparse, dense)[choice][0] + (sparse, dense)[choice][1] * one.numel,
+                    exchange=(dense, sparse)[choice][0] + (dense, sparse)[choice][1] * one.numel,
                     scatter=0.0,
                 )
                 for one in layouts

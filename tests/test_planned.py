@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from thinwire.selectors.topk import topk
 
 SHAPES = {"a.weight": (40, 25), "a.bias": (40,), "b.weight": (10, 40)}
 TRIES = SETTLING + 2
+TURN = TRIES + 2  # home has a step after three, and after the last
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ def sparse():
     return Select(pick=topk, density=0.1)
 
 
-def planned(slow, home=1):
-    """topk and dense, one of them slowed down."""
-    inner = [sparse(), dense()]
+def planned(slow):
+    """Dense and topk, one of them slowed down."""
+    inner = [dense(), sparse()]
     inner[slow] = Slow(inner[slow], 0.02)
-    choices = (("sparse", inner[0]), ("dense", inner[1]))
-    return Planned(choices=choices, decide=Fastest(home=home), tries=TRIES)
+    choices = (("dense", inner[0]), ("sparse", inner[1]))
+    return Planned(choices=choices, decide=Fastest(), tries=TRIES)
 
 
 def run(recipe, world, steps, start=0, states=None, seed=0):
@@ -81,7 +82,7 @@ def choices(state):
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_the_faster_one_is_taken_by_everybody(slow):
-    results = run(Remember(planned(slow)), world=3, steps=2 * TRIES + 1)
+    results = run(Remember(planned(slow)), world=3, steps=TURN + 1)
     for _, state in results:
         assert set(choices(state).values()) == {1 - slow}
         assert set(choices(state)) == set(SHAPES)
@@ -89,8 +90,8 @@ def test_the_faster_one_is_taken_by_everybody(slow):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_nothing_is_lost_while_choosing(world):
-    steps = 2 * TRIES + 4
-    results = run(Remember(planned(1)), world=world, steps=steps)
+    steps = TURN + 4
+    results = run(Remember(planned(0)), world=world, steps=steps)
     for step in range(steps):
         means = [rank[0][step][0] for rank in results]
         sent = [rank[0][step][1] for rank in results]
@@ -104,47 +105,73 @@ def test_nothing_is_lost_while_choosing(world):
         assert torch.allclose(given, held + sum(sent for _, sent, _ in out), atol=1e-4)
 
 
+def test_nothing_waits_for_long_while_choosing():
+    """Gradients of one: no step sends more than four, however many recipes are tried."""
+    recipe = recipes.auto(density=0.01, tries=6)
+    state, means = {}, []
+
+    def work(comm):
+        for step in range(recipe.inner.longest + 1):
+            bucket = Bucket.of({"w": torch.ones(40, 25)}, state=state, step=step)
+            means.append(recipe.reduce(bucket, comm).mean)
+
+    local.run(1, work)
+    assert 3 < torch.stack(means).max() < 4.05  # of low rank and sixteen bits not to the digit
+    assert len(means) == 2 * 5 * 8 + 1
+
+
+def test_whose_turn_it_is_and_which_steps_count():
+    recipe = planned(0)
+    assert recipe._turns([1]) == [1, 1, 1, 0, 1, 0] * 2
+    home, away = recipe._counted(10, [])
+    assert home == [13, 15] and away == [12, 14]
+    home, away = recipe._counted(10, [1])
+    assert home == [13, 15, 19, 21] and away == [12, 14, 18, 20]
+    home, away = replace(recipe, tries=6)._counted(0, [])
+    assert home == [3, 7] and away == [2, 4, 5, 6]
+
+
 def test_those_near_the_fastest_are_tried_again_and_others_are_not():
-    three = (("slow", Slow(sparse(), 0.05)), ("sparse", sparse()), ("dense", dense()))
-    recipe = Planned(choices=three, decide=Fastest(home=2), tries=TRIES, finals=9.0)
+    three = (("dense", dense()), ("slow", Slow(sparse(), 0.05)), ("sparse", sparse()))
+    recipe = Planned(choices=three, decide=Fastest(), tries=TRIES, finals=9.0)
     states = [{} for _ in range(2)]
-    run(Remember(recipe), world=2, steps=3 * TRIES + 1, states=states)
+    run(Remember(recipe), world=2, steps=2 * TURN + 1, states=states)
     assert set(choices(states[0]).values()) == {None}
     (marks,) = {parts["plan"]["finals"] for parts in states[0]["slots"].values()}
-    assert marks == 0b110
-    run(Remember(recipe), world=2, steps=2 * TRIES, start=3 * TRIES + 1, states=states)
-    assert set(choices(states[0]).values()) <= {1, 2}
+    assert marks == 0b100
+    run(Remember(recipe), world=2, steps=TURN, start=2 * TURN + 1, states=states)
+    assert set(choices(states[0]).values()) <= {0, 2}
     assert choices(states[0]) == choices(states[1])
     trials = next(iter(recipe._trials.values()))
-    assert max(trials.begun) == 5 * TRIES and recipe.longest == 6 * TRIES
+    assert max(trials.begun) == 3 * TURN and recipe.longest == 4 * TURN
 
 
 def test_a_choice_is_kept_and_can_be_forgotten():
     recipe = Remember(planned(0))
-    states = [state for _, state in run(recipe, world=2, steps=2 * TRIES + 1)]
+    states = [state for _, state in run(recipe, world=2, steps=TURN + 1)]
     assert set(choices(states[0]).values()) == {1}
-    again = planned(1)  # now dense is slow, but the choice was made
-    run(Remember(again), world=2, steps=3, start=2 * TRIES + 1, states=states)
+    again = planned(1)  # now topk is slow, but the choice was made
+    run(Remember(again), world=2, steps=3, start=TURN + 1, states=states)
     assert set(choices(states[0]).values()) == {1}
     for state in states:
         assert forget(state["slots"]) == len(SHAPES)
-    run(Remember(again), world=2, steps=2 * TRIES + 1, start=50, states=states)
+    run(Remember(again), world=2, steps=TURN + 1, start=50, states=states)
     assert set(choices(states[0]).values()) == {0}
 
 
 def test_a_run_that_broke_off_in_the_middle_takes_what_it_knows():
-    recipe = Remember(planned(1))
-    states = [state for _, state in run(recipe, world=2, steps=TRIES)]
+    recipe = Remember(planned(0))
+    states = [state for _, state in run(recipe, world=2, steps=TURN - 1)]
     fresh = [dict(state) for state in states]  # what a checkpoint keeps, in a new process
-    run(Remember(planned(1)), world=2, steps=TRIES + 1, start=TRIES, states=fresh)
-    assert set(choices(fresh[0]).values()) == {1}  # only dense was timed: it is home
+    run(Remember(planned(0)), world=2, steps=2, start=TURN - 1, states=fresh)
+    assert set(choices(fresh[0]).values()) == {0}  # only dense was timed: it is home
 
 
 def test_times_of_an_earlier_run_do_not_count():
     """The same recipe again, from step 0, with what it has seen before still in its memory."""
     recipe = planned(0)
     states = [{} for _ in range(2)]
-    run(Remember(recipe), world=2, steps=2 * TRIES + 1, states=states)
+    run(Remember(recipe), world=2, steps=TURN + 1, states=states)
     assert all(min(trials.begun) == 0 for trials in recipe._trials.values())
     before = {key: dict(trials.begun) for key, trials in recipe._trials.items()}
     for state in states:
@@ -155,8 +182,8 @@ def test_times_of_an_earlier_run_do_not_count():
 
 
 def test_home_is_left_only_for_something_clearly_faster():
-    decide = Fastest(home=1, margin=0.03)
-    counted = [range(3), range(10, 13)]
+    decide = Fastest(margin=0.03)
+    counted = [range(10, 13), range(3)]
 
     def with_steps(first, second):
         trials = Trials()
@@ -164,9 +191,9 @@ def test_home_is_left_only_for_something_clearly_faster():
             trials.begun |= {start + i: start + i * length for i in range(4)}
         return local.run(2, lambda comm: decide(trials, counted, comm)(None)[0])
 
-    assert with_steps(0.99, 1.0) == [1, 1]
-    assert with_steps(0.9, 1.0) == [0, 0]
-    assert with_steps(1.1, 1.0) == [1, 1]
+    assert with_steps(0.99, 1.0) == [0, 0]
+    assert with_steps(0.9, 1.0) == [1, 1]
+    assert with_steps(1.1, 1.0) == [0, 0]
 
 
 def test_ranks_that_measure_differently_decide_alike():
@@ -174,15 +201,15 @@ def test_ranks_that_measure_differently_decide_alike():
         trials = Trials()
         trials.begun = {i: i * (1.0 + comm.rank) for i in range(4)}
         trials.begun |= {10 + i: 10 + i * 1.4 for i in range(4)}
-        return Fastest(home=1)(trials, [range(3), range(10, 13)], comm)(None)[0]
+        return Fastest()(trials, [range(10, 13), range(3)], comm)(None)[0]
 
-    assert local.run(2, worker) == [1, 1]  # 1.5 on average beside 1.4
+    assert local.run(2, worker) == [0, 0]  # 1.5 on average beside 1.4
 
 
 def test_auto_has_dense_to_fall_back_to():
     recipe = recipes.auto(density=0.05, among=("topk", "dense"))
     assert isinstance(recipe, Remember) and isinstance(recipe.inner, Planned)
-    assert [name for name, _ in recipe.inner.choices] == ["topk", "dense"]
+    assert [name for name, _ in recipe.inner.choices] == ["dense", "topk"]
     assert "dense" in AMONG
     for among in (("topk",), ("dense", "demo_dct"), ("dense", "dense")):
         with pytest.raises(ValueError, match="dense and some of"):

@@ -25,7 +25,7 @@ from thinwire.protocols import Comm
 from thinwire.route import Rule
 from thinwire.schedule import Density
 
-SPARSE, DENSE = 0, 1
+DENSE, SPARSE = 0, 1
 LEAST = 0.25  # of the density, which the other parameters keep at least
 
 
@@ -46,7 +46,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Partial:
-    """Decides between sparse (0) and dense (1); parameters under the rule `always` are dense anyway
+    """Decides between dense (0) and sparse (1); parameters under the rule `always` are dense anyway
     and cost no budget."""
 
     density: Density

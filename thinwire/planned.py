@@ -1,12 +1,14 @@
 """Planned: every parameter to one of a few reducers; which one is found out on the way.
 
-    1. each choice serves the whole model for a few steps, one after the other, and is timed
+    1. each choice serves the whole model for a few steps and is timed; the first one in between
     2. if asked for, those near the fastest do so again: a machine's speed wanders
     3. ranks average their times, so that all of them decide alike (`decide`)
     4. from there on every parameter has its choice, which is saved with the state
 
-It sits inside `Remember`: what one choice has left over, the next one sends. A choice that was made
-is kept over any layout and checkpoint, until somebody asks for a new one (`forget`).
+It sits inside `Remember`: what one choice has left over, the next one sends. What had waited until
+all were tried would be a leap, from which a training takes long to recover; so the first choice,
+which should leave nothing over, has every fourth step. A choice that was made is kept over any
+layout and checkpoint, until somebody asks for a new one (`forget`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.route import joined
 
 PART = "plan"
+HOME = 0  # the choice that sends what others have left over
+AWAY = 3  # steps that these have at most before it does
 SETTLING = 2  # steps of a turn that do not count: buckets are made anew, guesses are wrong
 
 
@@ -87,13 +91,14 @@ class Planned:
         for slot in slots:
             scope.of(slot).setdefault("since", bucket.step)
         since = min((scope.of(slot)["since"] for slot in slots), default=0)
-        turn = (bucket.step - since) // self.tries
-        if turn < len(self.choices):
-            return self._tried(turn, since, bucket, comm)
+        turns = self._turns(())
+        if bucket.step - since < len(turns):
+            return self._tried(turns[bucket.step - since], since, bucket, comm)
         if any("choice" not in scope.of(slot) for slot in slots):
             again = self._finalists(bucket, since, comm)
-            if turn - len(self.choices) < len(again):
-                return self._tried(again[turn - len(self.choices)], since, bucket, comm)
+            turns = self._turns(again)
+            if bucket.step - since < len(turns):
+                return self._tried(turns[bucket.step - since], since, bucket, comm)
             self._settle(bucket, since, again, comm)
         picked = {slot.name: int(scope.of(slot)["choice"]) for slot in slots}
         results = []
@@ -110,18 +115,26 @@ class Planned:
     @property
     def longest(self) -> int:
         """Steps after which a choice has been made."""
-        return self.tries * len(self.choices) * (2 if self.finals else 1)
+        return len(self._turns(())) * (2 if self.finals else 1)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """While choices are tried; afterwards only the state knows, and the first is priced."""
-        turn = step // self.tries
-        _, reducer = self.choices[turn if turn < len(self.choices) else 0]
+        turns = self._turns(())
+        _, reducer = self.choices[turns[step] if step < len(turns) else HOME]
         return reducer.traffic(layout, world, step)
 
     def __repr__(self) -> str:
         return describe(self)
 
-    def _tried(self, turn: int, since: int, bucket: Bucket, comm: Comm) -> Reduced:
+    def _turns(self, again: Sequence[int]) -> list[int]:
+        """Whose turn it is in every step of the trials; `again` are those who have another."""
+        turns = []
+        for choice in (*range(1, len(self.choices)), *again):
+            for start in range(0, self.tries, AWAY):
+                turns += [choice] * min(AWAY, self.tries - start) + [HOME]
+        return turns
+
+    def _tried(self, choice: int, since: int, bucket: Bucket, comm: Comm) -> Reduced:
         trials = self._trials.setdefault(id(bucket.state), Trials())
         if bucket.step == since and since + 1 in trials.begun:  # of another run, or an older plan
             trials = self._trials[id(bucket.state)] = Trials()
@@ -129,7 +142,7 @@ class Planned:
         ready = bucket.ready or now
         if bucket.step not in trials.begun:
             trials.begun[bucket.step] = trials.ready = ready
-        name, reducer = self.choices[turn]
+        name, reducer = self.choices[choice]
         reduced = reducer.reduce(bucket.at(name), comm)
         end = time.perf_counter()
         first = max(now, getattr(comm, "first", None) or end)
@@ -157,7 +170,7 @@ class Planned:
             seconds = agreed(times, comm)
             best = min((s for s in seconds if not math.isnan(s)), default=math.nan)
             near = [i for i, s in enumerate(seconds) if s <= (1 + self.finals) * best]
-            marks = sum(1 << i for i in near) if len(near) > 1 else 0
+            marks = sum(1 << i for i in near if i != HOME) if len(near) > 1 else 0
             for slot in bucket.layout.slots:
                 scope.of(slot)["finals"] = marks
         marks = int(scope.of(bucket.layout.slots[0])["finals"])
@@ -165,11 +178,11 @@ class Planned:
 
     def _counted(self, since: int, again: list[int]) -> list[list[int]]:
         """The steps of every choice that count: not the first of its turns."""
-        turns = [*range(len(self.choices)), *again]
         steps: list[list[int]] = [[] for _ in self.choices]
-        for number, choice in enumerate(turns):
-            start = since + number * self.tries
-            steps[choice] += range(start + SETTLING, start + self.tries)
+        for number, choice in enumerate(self._turns(again)):
+            steps[choice].append(since + number)
+        for choice in range(1, len(self.choices)):
+            steps[choice] = [s for i, s in enumerate(steps[choice]) if i % self.tries >= SETTLING]
         return steps
 
     def _seen(self, bucket: Bucket) -> Trials:
@@ -194,18 +207,17 @@ class Planned:
 class Fastest:
     """One choice for the whole model: the one with the shortest step.
 
-    `home` is preferred unless another is faster by more than `margin`. If nobody could take
-    the time (a run that was broken off), it is home.
+    Home is preferred unless another is faster by more than `margin`. If nobody could take the time
+    (a run that was broken off), it is home.
     """
 
-    home: int
     margin: float = 0.03
 
     def __call__(self, trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> Assigned:
         seconds = agreed([_median(map(trials.step, steps)) for steps in counted], comm)
         best = min(range(len(seconds)), key=lambda i: (math.isnan(seconds[i]), seconds[i]))
-        near = not seconds[best] < (1 - self.margin) * seconds[self.home]
-        pick = self.home if near else best
+        near = not seconds[best] < (1 - self.margin) * seconds[HOME]
+        pick = HOME if near else best
         return lambda slot: (pick, 1.0)
 
 

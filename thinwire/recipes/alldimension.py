@@ -130,7 +130,7 @@ def _routed(
         inner = Route(stays, _dense(), inner)
     if not partial:
         return inner
-    choices = (("sparse", inner), ("dense", _dense()))
+    choices = (("dense", _dense()), ("sparse", inner))
     return Planned(choices=choices, decide=Partial(density=density, always=stays))
 
 

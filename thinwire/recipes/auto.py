@@ -39,9 +39,9 @@ def auto(
     """The recipe whose steps are shortest here: each is tried for some steps, then all ranks agree.
 
     `among` names them; those within 15 % of the fastest are tried twice. Dense must be one of them,
-    and stays unless another is 3 % faster. What one has left over the next one sends, so no
-    gradient is lost on the way. The choice is saved with the state; `sync.replan()` asks for a new
-    one. It depends on times, so two trainings may differ.
+    has every fourth step meanwhile, and stays unless another is 3 % faster. What one has left over
+    the next one sends, so no gradient is lost on the way. The choice is saved with the state;
+    `sync.replan()` asks for a new one. It depends on times, so two trainings may differ.
     Source: our own; `thinwire plan` predicts the outcome.
     """
     unknown = [name for name in among if name not in KNOWN]
@@ -49,9 +49,9 @@ def auto(
         raise ValueError(
             f"among takes dense and some of {', '.join(KNOWN)}, each once, got {tuple(among)!r}"
         )
-    choices = tuple((name, _bare(KNOWN[name], density=density, rank=rank)) for name in among)
-    decide = Fastest(home=list(among).index("dense"))
-    plan = Planned(choices=choices, decide=decide, tries=tries, finals=FINALS)
+    names = ["dense", *(name for name in among if name != "dense")]
+    choices = tuple((name, _bare(KNOWN[name], density=density, rank=rank)) for name in names)
+    plan = Planned(choices=choices, decide=Fastest(), tries=tries, finals=FINALS)
     return remembered(memory, warmup, plan)
 
 
