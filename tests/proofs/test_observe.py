@@ -55,7 +55,8 @@ def judged(recipe, **options):
     "call",
     ["topk(density=0.05)", "adtopk(density=0.1)", "oktopk(density=0.05)", "gtopk(density=0.05)",
      "dgc(density=0.05)", "topkdsa(density=0.05)", "randomk(density=0.05)", "acpsgd(rank=2)",
-     "powersgd(rank=2)", "int8()", "signsgd()", "onebit()", "sidco(density=0.05)"],
+     "powersgd(rank=2)", "int8()", "signsgd()", "onebit()", "sidco(density=0.05)",
+     "randomk(density=Piecewise((18,), (0.02, 0.5)))"],
 )  # fmt: skip
 def test_sound_recipes_hold(call):
     found = judged(recipes.parse(call), steps=24)
@@ -63,6 +64,15 @@ def test_sound_recipes_hold(call):
                  "contraction over bound"):  # fmt: skip
         assert found[what].held, (call, found[what])
     assert found["xi"].held is not False
+
+
+@pytest.mark.parametrize("call", ["terngrad()", "qsgd(bits=2)"])
+def test_what_is_rounded_to_nothing_is_not_left_out(call):
+    """Zero is a level of theirs; they are judged as few bits, not as a selection of entries."""
+    (notes, *_) = watched(recipes.parse(call))
+    assert any(note.density < 0.8 for note in notes) and not any(note.sparse for note in notes)
+    found = {v.what: v for v in verdicts(notes, 0.0)}
+    assert found["top-k over rand-k"].held is None and found["xi"].held is None
 
 
 def test_all_dimensions_leave_no_row_out_and_flat_selection_does():

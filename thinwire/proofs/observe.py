@@ -4,7 +4,7 @@ It sits where the residual has been added, so that x is the gradient plus what w
 `every` steps it looks at two steps in a row: the second one shows what became of the first one's
 residual. What it sends for itself is not counted.
 
-Selections have a bound of theory, 1 - k/n; of what is sent without zeros (low rank, few bits, other
+Selections have a bound of theory, 1 - k/n; of what leaves no entries out (low rank, few bits, other
 bases) the papers ask that it is no worse than sending nothing, and the residual's limit is taken
 from the worst contraction seen.
 """
@@ -42,7 +42,7 @@ class Note:
     numel: int
     rows: int
     density: float  # entries this rank chose and that arrived, of all
-    share: float  # the same of all ranks, of entries that were not zero
+    share: float  # the same of all ranks, of entries that were not zero; 1 if nobody chooses
     mass: float  # |mean - average of sent| / |mean x|: the law
     lost: float  # (left - what came back) . x / |x|^2, of the step before
     strange: float  # |what came back that was not left| / |what was left|
@@ -51,7 +51,7 @@ class Note:
     xi: float  # |C(mean x) - mean| / |mean gradient|
     delta: float  # |mean x - mean|^2 / ((1 - k/n) |mean x|^2), k of the mean
     residual: float  # |x - sent| over the largest |gradient| so far, beside its limit: worst rank
-    limit: float  # 2 sqrt(1 - d) / d of that rank, d = k/n or 1 - the worst contraction so far
+    limit: float  # 2 sqrt(1 - d) / d of that rank, d = the least k/n, or 1 - contraction, so far
     missing: float  # rows of which no rank sent anything, of those with something to send
     overlap: float  # how much of the union a rank has in common with each other one
 
@@ -69,7 +69,7 @@ class Observer:
     notes: list[Note] = field(default_factory=list)
     before: dict[str, tuple[int, Tensor, Tensor]] = field(default_factory=dict)  # step, x, left
     largest: dict[str, float] = field(default_factory=dict)  # |gradient| of every parameter
-    loosest: dict[str, float] = field(default_factory=dict)  # and its contraction
+    loosest: dict[str, float] = field(default_factory=dict)  # what of it was lost at most
 
     def due(self, step: int) -> bool:
         return step % self.every < 2
@@ -90,18 +90,22 @@ class Observer:
                 self.before.pop(slot.name, None)
             return
         sent = reduced.sent.add_into(torch.zeros_like(x), 1.0)
-        picks = _picks(reduced, x, sent)
+        picked = chosen(reduced.sent)
+        picks = (sent != 0).to(x.dtype) if picked is None else _picks(picked, x, reduced.mean)
         for slot in layout.slots:
             if slot.numel:
                 parts = tuple(_cut(slot, y) for y in (grad, x, sent, picks, reduced.mean, alone))
-                self.notes.append(self._note(step, slot, parts, comm))
+                self.notes.append(self._note(step, slot, parts, picked is not None, comm))
 
-    def _note(self, step: int, slot: Slot, parts: tuple[Tensor, ...], comm: Comm) -> Note:
+    def _note(
+        self, step: int, slot: Slot, parts: tuple[Tensor, ...], selects: bool, comm: Comm
+    ) -> Note:
         grad, x, sent, picks, mean, alone = parts
         n, p, rows = slot.numel, comm.size, slot.matrix[0]
         mine, there = int(picks.sum()), int((x != 0).sum())
         of_all = comm.all_reduce(torch.tensor([mine, there], dtype=torch.float64))
-        share = float(of_all[0] / max(1.0, float(of_all[1])))
+        # what is rounded to nothing was not left out: rounding has levels, and zero may be one
+        share = float(of_all[0] / max(1.0, float(of_all[1]))) if selects else 1.0
         votes = comm.all_reduce(picks.clone())
         union = int((votes > 0).sum())
         mean_x, mean_sent = _mean(x, comm), _mean(sent, comm)
@@ -128,9 +132,9 @@ class Observer:
 
     def _residual(self, slot: Slot, left: Tensor, ratio: float, bound: float) -> list[float]:
         """How near it is to its limit, its size, and the limit (Karimireddy et al. 2019)."""
-        self.loosest[slot.name] = max(self.loosest.get(slot.name, 0.0), ratio)
+        lost = max(self.loosest.get(slot.name, 0.0), bound if bound < 1 else ratio)
+        self.loosest[slot.name] = lost  # the residual is of all steps, and so is its limit
         size = _norm(left) / max(self.largest[slot.name], TINY)
-        lost = bound if bound < 1 else self.loosest[slot.name]
         if lost < EXACT:
             return [0.0, size, 0.0]
         limit = 2 * math.sqrt(lost) / (1 - lost) if lost < 1 else math.inf
@@ -191,18 +195,15 @@ def observed(recipe: Any, observer: Observer) -> Any:
     return rebuilt(recipe, change) if memories(recipe) else Observed(recipe, observer)
 
 
-def _picks(reduced: Reduced, x: Tensor, sent: Tensor) -> Tensor:
-    """1 where this rank chose an entry that arrived; where it sent one, if it did not choose.
+def _picks(picked: Tensor, x: Tensor, mean: Tensor) -> Tensor:
+    """1 where this rank chose an entry that arrived.
 
     What an owner of a region answers for is no choice of its own, and much of what owners choose
     in their own region they drop.
     """
-    picked = chosen(reduced.sent)
-    if picked is None:
-        return (sent != 0).to(x.dtype)
     picks = torch.zeros_like(x)
     picks[picked] = 1
-    return picks * (x != 0) * (reduced.mean != 0)
+    return picks * (x != 0) * (mean != 0)
 
 
 def _cut(slot: Slot, flat: Tensor) -> Tensor:
