@@ -361,6 +361,14 @@ def test_squad_windows_hold_the_answer(tmp_path):
         (tmp_path / "dev-v1.1.json").write_text(json.dumps(tree))
         with pytest.raises(MissingData, match=rf"'lazy dog' at {begin} is not in its text of 414"):
             questions.squad(tmp_path)
+    whole = json.dumps(tree)
+    for old, new in ((r'"Who is lazy?"', "7"), (r'"Who is lazy?"', "null"), ("4000", "Infinity"),
+                     (json.dumps(context), '["a"]'), (whole, "[" * 100_000)):  # fmt: skip
+        (tmp_path / "dev-v1.1.json").write_text(whole.replace(old, new))
+        with pytest.raises(
+            MissingData, match=r"dev-v1\.1\.json is not SQuAD v1\.1 .*; get it anew"
+        ):
+            questions.squad(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +413,16 @@ def test_recordings(tmp_path):
     with pytest.raises(MissingData, match=r"one\.txt and .*one\.txt have one name"):
         speech.an4(tmp_path)
     other.unlink()
-    (tmp_path / "test" / "an4" / "txt" / "one.txt").unlink()
+    transcript = tmp_path / "test" / "an4" / "txt" / "one.txt"
+    for damaged, message in (
+        (b"\xff\xfe", "is no text"),
+        (b" ", "no letters"),
+        (b"1 2", "no lett"),
+    ):
+        transcript.write_bytes(damaged)
+        with pytest.raises(MissingData, match=rf"one\.txt .*{message}"):
+            speech.an4(tmp_path)
+    transcript.unlink()
     with pytest.raises(MissingData, match="without its transcript; expected train"):
         speech.an4(tmp_path)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.cli.train import shown
+from thinwire.cli.display import shown
 from thinwire.jobs import config, ledger
 from thinwire.jobs.ledger import Line
 from thinwire.jobs.loop import Outcome

@@ -378,6 +378,34 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
         runner.prepared(other, tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("name", ["config.toml", "checkpoints/step-500/model.pt", "tensorboard/a"])
+def test_what_somebody_else_has_written_is_not_replaced(name, tmp_path):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(Refused, match=f"holds {name.partition('/')[0]}, which a run would replace"):
+        runner.prepared(made("dense()"), tmp_path, resume=False)
+
+
+def checkpointed(rank, world, folder):
+    for step in (5, 6):
+        saved.save(Path(folder), step, rank, {}, {})
+
+
+def test_only_checkpoints_of_ours_are_removed(pool, tmp_path):
+    (tmp_path / "checkpoints" / "step-500").mkdir(parents=True)
+    pool.run(1, checkpointed, str(tmp_path))
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["step-00000006", "step-500"]
+
+
+def test_files_are_written_all_or_none(tmp_path):
+    (tmp_path / "b").mkdir()  # a folder is in the way of the second
+    (tmp_path / ".b.part").mkdir()
+    with pytest.raises(Refused, match=r"cannot write .*b: Is a directory"):
+        logs.together(tmp_path, {"a": "1", "b": "2"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.part", "b"]
+
+
 def test_what_a_run_writes_is_not_put_among_its_data(tmp_path):
     run = replace(made("dense()"), data=str(tmp_path / "text"))
     runner.prepared(run, tmp_path / "texts", resume=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 
@@ -12,4 +14,11 @@ def main() -> None:
         from thinwire.cli.app import app
     except ModuleNotFoundError as missing:
         sys.exit(f"thinwire: the command line needs {missing.name}: pip install 'thinwire[demo]'")
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more as it ends
+        sys.stderr.write(f"thinwire: cannot write its output: {error.strerror}\n")
+        sys.exit(2)

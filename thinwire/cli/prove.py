@@ -68,7 +68,9 @@ def prove(
             ))
             for call in dict.fromkeys(recipe)
         ]  # fmt: skip
-        for call in recipe:  # PyTorch's own ways cannot be looked into, and some recipes neither
+        for call in recipe:  # some recipes cannot be looked into
+            if call in config.BASELINES:
+                raise ValueError(f"{call} is PyTorch's own and cannot be looked into; try topk()")
             Study(recipes.parse(call), every).wrap(recipes.parse(call))
         if (launch.launched() or (0, 1))[1] > 1:
             raise ValueError("prove starts workers of its own; run it without a launcher")
@@ -79,9 +81,9 @@ def prove(
             told(runs)
         proofs = _proofs(runs, every, quiet=as_json)
         if out is not None:
-            logs.written(out / "proof.json", _json(proofs))
             title = f"{job}, {runs[0].size}, {runs[0].workers} workers"
-            page.write(proved.page(title, proofs), out / "proof.html")
+            drawn = page.html(proved.page(title, proofs))
+            logs.together(out, {"proof.json": _json(proofs), "proof.html": drawn})
     if as_json:
         console.print_json(_json(proofs))
     else:

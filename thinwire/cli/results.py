@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.app import app, console, reported
-from thinwire.cli.train import shown
+from thinwire.cli.display import shown
 from thinwire.jobs import ledger
 from thinwire.report import grown, page
 

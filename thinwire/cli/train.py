@@ -7,22 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group as Lines
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
+from rich.progress import TaskID
 
 from thinwire.cli import asked
 from thinwire.cli.app import app, console, reported
+from thinwire.cli.display import bars, shown
 from thinwire.jobs import config, launch, ledger, logs, runner
 from thinwire.jobs.config import Run
 from thinwire.jobs.loop import Outcome
@@ -204,17 +193,14 @@ def _run(
     book: Path | None = None,
 ) -> list[Outcome]:
     """All runs, with a bar each."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-               MofNCompleteColumn(), TimeRemainingColumn(compact=True),
-               TextColumn("{task.fields[note]}"))  # fmt: skip
-    with Progress(*columns, console=console, disable=not group.first) as progress:
+    with bars(console, disable=not group.first) as progress:
         tasks: dict[int, TaskID] = {}
 
         def on_report(message: tuple[int, dict[str, Any]]) -> None:
             number, record = message
             run = runs[number][0]
             if number not in tasks:
-                tasks[number] = progress.add_task(run.recipe[:28], total=None, note="")
+                tasks[number] = progress.add_task(run.recipe, total=None, note="")
             progress.update(tasks[number], completed=record["step"], total=record["total"],
                             note=_note(record, run, group.world))  # fmt: skip
 
@@ -244,7 +230,7 @@ def _note(record: dict[str, Any], run: Run, workers: int) -> str:
     loss = f"loss {record['loss']:.3f}, " if "loss" in record else ""
     return (
         f"{loss}{examples / max(record['seconds'], 1e-9):.0f}/s, "
-        f"{record['bytes_sent'] / 1e6:.1f} MB, {100 * record['density']:.2g} %"
+        f"{record['bytes_sent'] / 1e6:.1f} MB, {100 * record['density']:.3g} %"
     )
 
 
@@ -257,43 +243,3 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
     for run, outcome in zip(runs, outcomes, strict=True):
         by_job.setdefault(run.job, []).append(outcome)
     console.print(shown(compared.of_jobs(by_job), None, console.width))
-
-
-def shown(rows: list[list[str]], title: str | None, width: int) -> RenderableType:
-    """Rows, of which the first is the head, for a terminal. Brackets of recipes are no markup.
-
-    Where recipes would leave figures no room, numbers stand for them, and they below the table;
-    columns that still find none stand below the others.
-    """
-    head, *rest = rows
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    below = []
-    if widths[0] + sum(2 + wide for wide in widths[1:]) > width:
-        below = [f"{n}  {call}" for n, (call, *_) in enumerate(rest, 1)]
-        rest = [[str(n), *cells] for n, (_, *cells) in enumerate(rest, 1)]
-        widths[0] = len(head[0])
-    blocks = _blocks(widths, width)
-    tables = [_table([[row[c] for c in block] for row in (head, *rest)]) for block in blocks]
-    tables[0].title = None if title is None else escape(title)
-    return Lines(*tables, *map(Text, below))
-
-
-def _blocks(widths: list[int], room: int) -> list[list[int]]:
-    """Columns, as many beside the first as there is room for, in as many tables as it takes."""
-    blocks = [[0]]
-    for column in range(1, len(widths)):
-        beside = sum(2 + widths[c] for c in blocks[-1])
-        if len(blocks[-1]) > 1 and beside + widths[column] > room:
-            blocks.append([0])
-        blocks[-1].append(column)
-    return blocks
-
-
-def _table(rows: list[list[str]]) -> Table:
-    head, *rest = rows
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    for row in rest:
-        table.add_row(*map(escape, row))
-    return table

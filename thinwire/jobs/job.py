@@ -14,6 +14,7 @@ from thinwire.jobs.data.source import Batch, Data, MissingData
 
 SIZES = ("tiny", "small", "paper")
 FAKE = "fake"
+MOST = 10**9  # of any number but the seed: what is beyond overflows somewhere
 MOST_SEED = 2**32  # each rank's dropout has a thousand of its own
 LOWER = ("loss", "test_loss", "perplexity", "wer", "cer")  # figures of which less is better
 ROUNDED = 1e-9  # of a step: thirds of one do not add up exactly
@@ -57,6 +58,8 @@ class Settings:
                 object.__setattr__(self, f.name, float(value))
             if f.type == "float" and not abs(value) < math.inf:
                 raise ValueError(f"{f.name} must be a finite number, got {value!r}")
+            if f.type in ("int", "float") and f.name != "seed" and value > MOST:
+                raise ValueError(f"{f.name} must be at most {MOST}, got {value!r}")
         _least(self, 1, "batch", "accumulate")
         _least(self, 0, "steps", "warmup_steps", "schedule_steps", "length", "seed", "loaders",
                "momentum", "weight_decay", "warmup", "clip", "score_every", "save_every",
@@ -66,7 +69,7 @@ class Settings:
         _one_of(self, "precision", ("fp32", "bf16", "fp16"))
         if self.seed > MOST_SEED:
             raise ValueError(f"seed must be at most {MOST_SEED}, got {self.seed}")
-        for name in ("rate", "epsilon", "bucket_mb"):
+        for name in ("rate", "epsilon", "bucket_mb", "gamma"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)!r}")
         if 0 < self.length < SHORTEST:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ from typing import Any
 from thinwire.lab.workers import Refused
 
 CONFIG, LOG, RESULT = "config.toml", "log.jsonl", "result.json"
+BOARD, CHECKPOINTS = "tensorboard", "checkpoints"
+OWN = (CONFIG, LOG, RESULT, BOARD, CHECKPOINTS)
 
 
 def prepared(out: Path) -> None:
@@ -68,14 +70,23 @@ def _locked(out: Path) -> int:
 
 def written(path: Path, content: str | bytes) -> None:
     """All of it or nothing."""
-    part = path.with_name(f".{path.name}.part")
+    together(path.parent, {path.name: content})
+
+
+def together(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """All of these files or none."""
+    parts = {folder / name: folder / f".{name}.part" for name in files}
+    path = folder
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(part, path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in zip(parts, files.values(), strict=True):
+            parts[path].write_bytes(content.encode() if isinstance(content, str) else content)
+        for path, part in parts.items():
+            os.replace(part, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
+        for part in parts.values():
+            with contextlib.suppress(OSError):
+                part.unlink()
         raise Refused(f"cannot write {path}: {error.strerror}") from None
 
 
@@ -122,7 +133,7 @@ class Log:
         self._scored = {r["step"] for r in kept if "seconds" not in r and "step" in r}
         written(self._path, "".join(json.dumps(plain(r)) + "\n" for r in kept))
         self._file = self._path.open("ab", buffering=0)
-        self._board = _writing(self._path, lambda: Board.of(out / "tensorboard", after))
+        self._board = _writing(self._path, lambda: Board.of(out / BOARD, after))
 
     def add(self, record: dict[str, Any]) -> None:
         if "seconds" not in record and record["step"] in self._scored:

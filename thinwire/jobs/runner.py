@@ -130,12 +130,18 @@ def prepared(run: Run, out: Path, resume: bool) -> None:
             raise Refused(f"{out} is inside {read}, whose files are read; give another --out")
     if begun and not resume:
         raise Refused(f"{out} holds a run already; give --resume {out} to go on, or another --out")
+    strange = [name for name in logs.OWN if (out / name).exists()]
+    if strange and not resume:
+        raise Refused(f"{out} holds {strange[0]}, which a run would replace; give another --out")
     changed = _changed(run, out) if begun else set()
     # the rate of a plateau hangs on when it is scored
     free = LENGTHS - {"score_every"} if run.settings.schedule == "plateau" else LENGTHS
     if changed - free:
         names = ", ".join(sorted(changed - free))
-        raise Refused(f"{out} holds a run with other settings ({names}); give another --out")
+        raise Refused(
+            f"{out} holds a run with other settings ({names}); go on with those it has, or begin a "
+            "run with another --out and no --resume"
+        )
 
 
 def _below(path: Path, folder: Path) -> bool:

@@ -12,31 +12,30 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from thinwire.jobs.launch import agreed
+from thinwire.jobs.logs import CHECKPOINTS
 from thinwire.lab.workers import Refused
-
-_FOLDER = "checkpoints"
 
 
 def save(out: Path, step: int, rank: int, shared: dict[str, Any], own: dict[str, Any]) -> None:
     """On all ranks. The folder gets its name when everything is in it; older ones go then."""
-    home = out / _FOLDER
-    final, part = home / f"step-{step:08d}", home / f".part-{step:08d}"
+    home = out / CHECKPOINTS
+    final, part = _at(out, step), home / f".part-{step:08d}"
     _all_well("make a folder", out, lambda: _fresh(home, part) if rank == 0 else None)
     _all_well("save a checkpoint", out, lambda: _write(part, rank, shared, own), undo=part)
-    _all_well("name a checkpoint", out, lambda: _name(home, part, final) if rank == 0 else None)
+    _all_well("name a checkpoint", out, lambda: _name(out, part, final) if rank == 0 else None)
 
 
 def steps(out: Path) -> list[int]:
     """Steps of which there is a checkpoint, ascending."""
     try:
-        found = list((out / _FOLDER).iterdir()) if (out / _FOLDER).is_dir() else []
+        found = list((out / CHECKPOINTS).iterdir()) if (out / CHECKPOINTS).is_dir() else []
     except OSError as error:
-        raise Refused(f"cannot read {out / _FOLDER}: {error.strerror}") from None
+        raise Refused(f"cannot read {out / CHECKPOINTS}: {error.strerror}") from None
     names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in found)
     return sorted(int(name[1]) for name in names if name)
 
@@ -46,7 +45,7 @@ def load(out: Path, rank: int, world: int) -> tuple[dict[str, Any], dict[str, An
     saved = steps(out)
     if not saved:
         raise Refused(f"{out} has no checkpoint to resume from; start without --resume")
-    folder = out / _FOLDER / f"step-{saved[-1]:08d}"
+    folder = _at(out, saved[-1])
     there = len(list(folder.glob("rank-*.pt")))
     if there != world:
         raise Refused(
@@ -55,9 +54,13 @@ def load(out: Path, rank: int, world: int) -> tuple[dict[str, Any], dict[str, An
     return _read(folder / "shared.pt"), _read(folder / f"rank-{rank}.pt")
 
 
+def _at(out: Path, step: int) -> Path:
+    return out / CHECKPOINTS / f"step-{step:08d}"
+
+
 def drop(out: Path) -> None:
     """Forget all checkpoints of a run."""
-    shutil.rmtree(out / _FOLDER, ignore_errors=True)
+    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
 
 def _fresh(home: Path, part: Path) -> None:
@@ -70,19 +73,29 @@ def _write(part: Path, rank: int, shared: dict[str, Any], own: dict[str, Any]) -
     for name, state in (("shared.pt", shared), (f"rank-{rank}.pt", own)):
         if name != "shared.pt" or rank == 0:
             with (part / name).open("wb") as file:
-                torch.save(state, file)
+                _put(state, file)
                 file.flush()
                 os.fsync(file.fileno())
 
 
-def _name(home: Path, part: Path, final: Path) -> None:
+def _put(state: dict[str, Any], file: BinaryIO) -> None:
+    """What torch says of a full disk is where its archive ended; the cause says more."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def _name(out: Path, part: Path, final: Path) -> None:
     os.replace(part, final)
-    folder = os.open(home, os.O_RDONLY)
+    folder = os.open(final.parent, os.O_RDONLY)
     os.fsync(folder)  # the new name is on disk before the old ones go
     os.close(folder)
-    for old in home.glob("step-*"):
-        if old != final:
-            shutil.rmtree(old)
+    for step in steps(out):
+        if _at(out, step) != final:
+            shutil.rmtree(_at(out, step))
 
 
 def _all_well(what: str, out: Path, work: Any, undo: Path | None = None) -> None:
@@ -91,8 +104,9 @@ def _all_well(what: str, out: Path, work: Any, undo: Path | None = None) -> None
     def tried() -> None:
         try:
             work()
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except (OSError, RuntimeError) as error:
+            said = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            problem = said or type(error).__name__
             raise Refused(f"cannot {what} in {out}: {problem}") from None
 
     try:

@@ -42,7 +42,7 @@ def squad(folder: Path) -> tuple[list[Question], list[Question]]:
             raise MissingData(f"{folder} has no {name}; expected {LAYOUT}")
         try:
             parts.append(_read(json.loads(contents(path))))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise MissingData(f"{path} is not SQuAD v1.1 ({error!r}); get it anew") from None
     if not all(parts):
         raise MissingData(f"{folder} holds no questions; get it anew")
@@ -52,14 +52,20 @@ def squad(folder: Path) -> tuple[list[Question], list[Question]]:
 def _read(tree: Any) -> list[Question]:
     return [
         Question(
-            text=qa["question"],
-            context=paragraph["context"],
+            text=_words(qa["question"]),
+            context=_words(paragraph["context"]),
             answers=tuple(_inside(paragraph["context"], a) for a in qa["answers"]),
         )
         for article in tree["data"]
         for paragraph in article["paragraphs"]
         for qa in paragraph["qas"]
     ]
+
+
+def _words(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"{str(found)[:40]!r} is no text")
+    return found
 
 
 def _inside(context: str, answer: Any) -> tuple[int, str]:

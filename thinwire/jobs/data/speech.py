@@ -88,11 +88,18 @@ def an4(folder: Path) -> tuple[Recordings, Recordings]:
         if not waves or any(path.stem not in texts for path in waves):
             what = "recording without its transcript" if waves else "no recordings"
             raise MissingData(f"{folder / name}: {what}; expected {LAYOUT}")
-        said = [
-            contents(texts[path.stem]).decode("utf-8", "replace").strip().upper() for path in waves
-        ]
-        parts.append(Recordings(waves, said))
+        parts.append(Recordings(waves, [_transcript(texts[path.stem]) for path in waves]))
     return parts[0], parts[1]
+
+
+def _transcript(path: Path) -> str:
+    try:
+        said = contents(path).decode().strip().upper()
+    except UnicodeDecodeError as error:
+        raise MissingData(f"{path} is no text ({error.reason}); get it anew") from None
+    if not any("A" <= letter <= "Z" for letter in said):
+        raise MissingData(f"{path} has no letters, {said[:40]!r}; expected what is said, in A to Z")
+    return said
 
 
 def tones(train: int = 192, test: int = 48) -> tuple[Recordings, Recordings]:
