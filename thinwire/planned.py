@@ -7,7 +7,7 @@
 
 It sits inside `Remember`: what one choice has left over, the next one sends. What had waited until
 all were tried would be a leap, from which a training takes long to recover; so the first choice,
-which should leave nothing over, has every fourth step. A choice that was made is kept over any
+which should leave nothing over, has every other step. A choice that was made is kept over any
 layout and checkpoint, until somebody asks for a new one (`forget`).
 """
 
@@ -31,7 +31,6 @@ from thinwire.route import joined
 
 PART = "plan"
 HOME = 0  # the choice that sends what others have left over
-AWAY = 3  # steps that these have at most before it does
 SETTLING = 2  # steps of a turn that do not count: buckets are made anew, guesses are wrong
 
 
@@ -130,8 +129,8 @@ class Planned:
         """Whose turn it is in every step of the trials; `again` are those who have another."""
         turns = []
         for choice in (*range(1, len(self.choices)), *again):
-            for start in range(0, self.tries, AWAY):
-                turns += [choice] * min(AWAY, self.tries - start) + [HOME]
+            half = self.tries // 2  # then even steps instead of odd ones, or the other way round
+            turns += [choice, HOME] * half + [HOME] + [choice, HOME] * (self.tries - half)
         return turns
 
     def _tried(self, choice: int, since: int, bucket: Bucket, comm: Comm) -> Reduced:

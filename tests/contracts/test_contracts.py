@@ -25,7 +25,9 @@ from thinwire.collectives.split import SplitReduce
 from thinwire.collectives.two_level import TwoLevel
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
+from thinwire.describe import parts
 from thinwire.memory import MomentumCorrected, Residual
+from thinwire.planned import HOME, Planned
 from thinwire.protocols import Reducer
 from thinwire.schedule import stages
 from thinwire.wire import Wire
@@ -278,7 +280,7 @@ def with_feedback(case: str) -> slice:
 
 def as_priced(case: str, o: Outcome, world: int, step: int) -> bool:
     """Metered as priced; where counts vary, as priced for the count there was."""
-    if not ragged(case):
+    if not ragged(case) or whole(case, step):
         return bool(o.metered == o.priced)
     code = CASES_WIRE.get(case, Wire())
     dense = NUMEL - 960 - 216 if case.startswith("adtopk") and "all sparse" not in case else 0
@@ -368,8 +370,16 @@ def ragged(case: str) -> bool:
     return name in ESTIMATED or varies
 
 
+def whole(case: str, step: int) -> bool:
+    """Whether it is dense's turn, while recipes are tried beside it."""
+    plans = [part for part in parts(CASES[case]) if isinstance(part, Planned)]
+    return any(plan._turns(())[step] == HOME for plan in plans)
+
+
 def budget(case: str, step: int = 0) -> int:
     """How many entries a density of 5 % keeps, by each recipe's own rule; 0 where it keeps all."""
+    if whole(case, step):
+        return NUMEL
     name = case.split("(")[0]
     sizes = {name: torch.Size(shape).numel() for name, shape in SHAPES.items()}
     rows = {"dim1": (24, 54), "dim0": (40, 36), "longer": (24, 36)}

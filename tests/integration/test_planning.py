@@ -22,7 +22,7 @@ from thinwire.cli.app import app
 from thinwire.plan import network
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-STEPS = 26  # two choices of six steps, both perhaps twice, and two after the decision
+STEPS = 28  # a turn of thirteen, perhaps twice, and two after the decision
 
 
 def planned_buckets(rank: int, world: int) -> tuple[list[list[str]], Tensor, Tensor]:

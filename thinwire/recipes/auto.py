@@ -39,7 +39,7 @@ def auto(
     """The recipe whose steps are shortest here: each is tried for some steps, then all ranks agree.
 
     `among` names them; those within 15 % of the fastest are tried twice. Dense must be one of them,
-    has every fourth step meanwhile, and stays unless another is 3 % faster. What one has left over
+    has every other step meanwhile, and stays unless another is 3 % faster. What one has left over
     the next one sends, so no gradient is lost on the way. The choice is saved with the state;
     `sync.replan()` asks for a new one. It depends on times, so two trainings may differ.
     Source: our own; `thinwire plan` predicts the outcome.
