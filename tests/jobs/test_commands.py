@@ -224,6 +224,20 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert not os.path.exists(f"/proc/{worker}")
 
 
+@pytest.mark.slow
+def test_a_signal_that_comes_twice_at_once_is_one(tmp_path):
+    """As `timeout` has it, which signals its command and then the group."""
+    out = tmp_path / "run"
+    with _begun(
+        ["train", "mlp", "--workers", "1", "--steps", "100000", "--out", str(out)], out
+    ) as p:
+        for _ in range(2):
+            p.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        output = p.communicate(timeout=60)[0]
+    assert p.returncode == 0 and "Stopped after step" in output and saved.steps(out)
+
+
 def _steps(folder: Path) -> int:
     with suppress(FileNotFoundError):  # a folder that is tried out is there for a moment only
         return max((len(logs.records(p)) for p in folder.rglob(logs.LOG)), default=0)

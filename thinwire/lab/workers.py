@@ -23,6 +23,7 @@ from typing import Any
 from thinwire.lab import netns
 
 POLL = 0.1
+ECHO = 0.3  # seconds: `timeout` signals its command and then the whole group, which has it twice
 
 
 class WorkerFailed(RuntimeError):
@@ -236,10 +237,16 @@ def _sigterm_as_exit(stop: Any) -> Iterator[list[int]]:
         yield asked
         return
 
+    since = 0.0
+
     def first(number: int, frame: object) -> None:
         """Sets the flag; the second signal does what signals do."""
+        nonlocal since
+        if asked and time.monotonic() - since < ECHO:
+            return
         if asked or stop is None:
             _leave(number)
+        since = time.monotonic()
         asked.append(number)
         stop.set()
 
