@@ -88,17 +88,37 @@ def test_launchers_need_no_workers(start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_one_ends_all_after_the_same_step(rank, tmp_path):
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 2)])
+def test_a_signal_to_one_ends_all_after_the_same_step(rank, times, tmp_path):
+    """Twice at once, as a launcher sends it that signals its processes and their group, is one."""
     steps = begun("--steps", "100000", "--out", str(tmp_path))
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and len(logs.records(tmp_path / logs.LOG)) < 5:
+    _underway(tmp_path)
+    for _ in range(times):
+        steps[rank].send_signal(signal.SIGTERM)
         time.sleep(0.05)
-    steps[rank].send_signal(signal.SIGTERM)
     code, printed, complaints = _ended(steps)
     assert code == 0, complaints
     (step,) = saved.steps(tmp_path)
     assert f"Stopped after step {step}; go on with --resume" in " ".join(printed.split())
+
+
+@pytest.mark.slow
+def test_who_asks_again_does_not_wait(tmp_path):
+    first, second = begun("--steps", "100000", "--out", str(tmp_path))
+    _underway(tmp_path)
+    second.send_signal(signal.SIGSTOP)  # nobody gets on with a step
+    for _ in range(2):
+        first.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    assert first.wait(timeout=20) == -signal.SIGTERM
+    second.send_signal(signal.SIGCONT)
+    _ended([first, second])
+
+
+def _underway(folder):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(logs.records(folder / logs.LOG)) < 5:
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -68,11 +68,13 @@ def launched(
     runs: Placed, prepare: Callable[[], None], report: Report, book: Path | None = None
 ) -> list[Outcome]:
     """In the group that a launcher has started this process in; signals end it after a step."""
-    asked: list[int] = []
+    asked: list[float] = []
 
     def ask(number: int, frame: Any) -> None:
-        asked.append(number)
-        signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
+        asked.append(time.monotonic())
+        if asked[-1] - asked[0] >= workers.ECHO:  # who asks twice does not want to wait
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
