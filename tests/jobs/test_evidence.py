@@ -155,7 +155,7 @@ def test_every_family_has_learnt_to_read_at_equal_steps(job):
 
 @pytest.mark.parametrize("job", ["lstm-lm", "gpt2"])
 def test_perplexity_of_the_best_sparse_recipe(job):
-    """At equal steps and settings; as it ends, and at its best, since dense may over-train."""
+    """At equal steps; as it ends, and at its best, since dense may over-train."""
     ratios = perplexities(job)
     assert min(max(pair) for pair in ratios.values()) <= 1.03
 
@@ -163,25 +163,27 @@ def test_perplexity_of_the_best_sparse_recipe(job):
 def test_gpt2_is_as_near_to_dense_only_where_dense_over_trains():
     """Missed in shorter trainings, by as much as the documents say."""
     best: dict[int, float] = {}
-    for (steps, _), (last, _) in perplexities("gpt2").items():
+    for (steps, *_), (last, _) in perplexities("gpt2").items():
         best[steps] = min(last, best.get(steps, last))
     assert {steps: round(100 * ratio - 100, 1) for steps, ratio in best.items()} == {
-        600: 9.0, 1200: 3.7, 1800: -0.6,
+        600: 8.7, 1200: 3.7, 1800: -0.6,
     }  # fmt: skip
 
 
-def perplexities(job: str) -> dict[tuple[int, str], tuple[float, float]]:
-    """Of recipes at 1 %, over dense's with the same settings: the last one, and the best."""
+def perplexities(job: str) -> dict[tuple[int, str, float], tuple[float, float]]:
+    """Of recipes at 1 %, over those of the best dense run of as many steps: the last, the best."""
     lines = [line for line in ledger.read([BOOKS / "language.jsonl"]) if line.job == job]
+    dense = [line for line in lines if line.outcome.recipe == "dense()"]
     found = {}
-    for base in (line for line in lines if line.outcome.recipe == "dense()"):
-        for line in lines:
-            if line.settings == base.settings and "end=0.01," in line.outcome.recipe:
-                assert less([line]) >= 15
-                last, best = (
-                    pick(s["perplexity"] for s in line.scores)
-                    / pick(s["perplexity"] for s in base.scores)
-                    for pick in (lambda scores: list(scores)[-1], min)
-                )
-                found[line.outcome.steps, line.outcome.recipe] = last, best
+    for line in (line for line in lines if "end=0.01," in line.outcome.recipe):
+        assert less([line]) >= 15
+        beside = [base for base in dense if base.outcome.steps == line.outcome.steps]
+        last, best = (
+            pick(line) / min(pick(base) for base in beside)
+            for pick in (
+                lambda run: run.scores[-1]["perplexity"],
+                lambda run: min(score["perplexity"] for score in run.scores),
+            )
+        )
+        found[line.outcome.steps, line.outcome.recipe, line.settings["rate"]] = last, best
     return found
