@@ -25,6 +25,15 @@ class Agreeing:
     def agree(self, subject: str, lines: list[str]) -> None:
         pass
 
+    def at(self, step: int, bucket: int, entries: int) -> None:
+        pass
+
+    def done(self) -> None:
+        pass
+
+    def meet(self, what: str) -> None:
+        self.comm.barrier()
+
 
 def grads(rank: int, step: int, bucket: int) -> torch.Tensor:
     draw = torch.Generator().manual_seed(100 * step + 10 * bucket + rank)

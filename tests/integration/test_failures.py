@@ -90,7 +90,7 @@ def worker_dies(rank: int, world: int) -> tuple[str, float]:
 def test_a_missing_worker_is_waited_for_no_longer_than_the_timeout() -> None:
     results = once(2, worker_dies, timeout=60.0)
     assert results[1][0] == "gone"
-    assert results[0][0].startswith(("RuntimeError", "RankFailed"))
+    assert results[0][0].startswith("RankFailed: rank 1 did not come to bucket 0 of step 2 within")
     assert results[0][1] < 25.0
 
 
@@ -262,8 +262,11 @@ def one_rank_pauses(rank: int, world: int) -> str:
 
 def test_a_pause_on_one_rank_only_is_an_error_not_a_hang() -> None:
     zero, one = once(2, one_rank_pauses, timeout=60.0)
-    assert "only 1 of 2 ranks called pause() within 4.8 s" in zero
-    assert "rank 0 failed in pause()" in one
+    for said in (zero, one):
+        assert said == (
+            "rank 0 has come to pause(), while rank 1 is in bucket 0 of step 3; all ranks must do "
+            "the same, between the same two steps"
+        )
 
 
 def resumed_on_one_rank(rank: int, world: int) -> str:
@@ -285,8 +288,8 @@ def resumed_on_one_rank(rank: int, world: int) -> str:
 
 def test_a_state_loaded_on_one_rank_only_is_an_error_not_a_crash() -> None:
     zero, one = once(2, resumed_on_one_rank, timeout=60.0)
-    assert "only 1 of 2 ranks called load_state_dict()" in one
-    assert "rank 1 failed in load_state_dict()" in zero
+    for said in (zero, one):
+        assert "rank 1 has come to load_state_dict(), while rank 0 is in bucket 0 of step 3" in said
 
 
 def damaged_on_one_rank(rank: int, world: int) -> str:

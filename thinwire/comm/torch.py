@@ -1,136 +1,197 @@
-"""The verbs over a torch process group (gloo, NCCL, MPI).
+"""The verbs over a torch process group (gloo, NCCL).
 
-Blocking and always in the caller's order. While waiting it looks out for a failure that another
-rank has reported, so that nobody sits out the whole time-out behind a dead peer.
+Blocking and always in the caller's order. A `Guard` looks out while a verb waits, so that nobody
+sits out the whole time-out behind a lost peer, and says whose fault a broken exchange is.
+Sizes that a peer announces are held against `room` before memory is taken for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_PEEK = timedelta(seconds=1)
-# torch 2.13 renamed it; older releases have only the longer name.
-_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from thinwire.protocols import WireError
+
+_PEEK = timedelta(seconds=0.5)
+
+
+class Guard(Protocol):
+    """Who looks out while a verb waits for other ranks."""
+
+    def inside(self, waiting: bool) -> None: ...  # raises at the end if it was given up meanwhile
+
+    def look(self) -> None: ...  # raises if what is waited for will not come
+
+    def blame(self, error: RuntimeError) -> None: ...  # raises for whoever broke the exchange
 
 
 class TorchComm:
-    """Six verbs over one process group; `watch` raises if another rank reported a failure."""
+    """Six verbs over one process group.
 
-    def __init__(self, group: dist.ProcessGroup, watch: Callable[[], None] | None = None) -> None:
-        self.group, self._watch = group, watch or _nothing_to_see
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+    `room` is the largest message in bytes that a peer may announce; `since` is when the verb that
+    now waits was entered.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, guard: Guard | None = None) -> None:
+        self.group, self._guard = group, guard
+        self.rank, self.size = group.rank(), group.size()
+        self.room: int | None = None
+        self.since: float | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if x.numel() and self.size > 1:
-            self.finish(dist.all_reduce(x, group=self.group, async_op=True), x)
+        if self.size > 1 and (x.is_sparse or x.numel()):
+            with self._verb():
+                self._finish(self.group.allreduce([x]), x)
         return x
 
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         if self.size == 1:
             return [x]
-        if sizes is None:
-            sizes = self._sizes(x)
-        room = max(sizes)
-        if room == 0:
-            return [x.new_empty(0) for _ in sizes]
-        if x.device.type == "cpu":
-            return self._to_everyone(x, sizes)
-        # equal shapes only: pad to the longest
-        padded = x if x.numel() == room else torch.cat([x, x.new_zeros(room - x.numel())])
-        out = x.new_empty(self.size * room)
-        self.finish(_gather_single(out, padded, group=self.group, async_op=True), x)
-        return [out[r * room : r * room + n] for r, n in enumerate(sizes)]
+        with self._verb():
+            if sizes is None:
+                sizes = self._told([x.numel()] * self.size, x)
+            if x.device.type == "cpu":
+                return self._to_everyone(x, sizes)
+            return self._padded(x, sizes)
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         if self.size == 1:
             return [xs[0]]
         counts = [x.numel() for x in xs]
-        if sizes is None:
-            asked = torch.tensor(counts, device=xs[0].device)
-            told = torch.empty_like(asked)
-            self.finish(dist.all_to_all_single(told, asked, group=self.group, async_op=True), told)
-            sizes = told.tolist()
-        out = xs[0].new_empty(sum(sizes))
-        work = dist.all_to_all_single(
-            out, torch.cat(list(xs)), list(sizes), counts, group=self.group, async_op=True
-        )
-        self.finish(work, out)
-        return list(out.split(list(sizes)))
+        with self._verb():
+            if sizes is None:
+                sizes = self._told(counts, xs[0])
+            return self._all_to_all(torch.cat(list(xs)), counts, sizes)
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None
     ) -> Tensor | None:
         if to == self.rank and source == self.rank:
             return x.clone()
-        if size is None:
-            told = torch.zeros(1, dtype=torch.int64, device=x.device)
-            self._swap(torch.tensor([x.numel()], device=x.device), to, told, source)
-            size = int(told)
-        out = x.new_empty(size if source is not None else 0)
-        self._swap(x, to, out, source)
+        with self._verb():
+            if size is None:
+                told = torch.zeros(1, dtype=torch.int64, device=x.device)
+                self._swap(torch.tensor([x.numel()], device=x.device), to, told, source)
+                size = self._checked([int(told)], x)[0]
+            out = x.new_empty(size if source is not None else 0)
+            self._swap(x, to, out, source)
         return out if source is not None else None
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         if x.numel() and self.size > 1:
-            work = dist.broadcast(x, group=self.group, group_src=root, async_op=True)
-            self.finish(work, x)
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            with self._verb():
+                self._finish(self.group.broadcast([x], options), x)
         return x
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier(group=self.group)
+            with self._verb():
+                self._finish(self.group.barrier(), torch.empty(0))
 
     def _to_everyone(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """The same bytes as gloo's ring, all under way at once: one hop in place of P - 1, each of
         which waits for a thread to wake up (1.3 ms with four workers on two cores)."""
-        told = [0 if rank == self.rank else n for rank, n in enumerate(sizes)]
+        theirs = [0 if rank == self.rank else n for rank, n in enumerate(sizes)]
         mine = [0 if rank == self.rank else x.numel() for rank in range(self.size)]
-        out = x.new_empty(sum(told))
-        work = dist.all_to_all_single(
-            out, x.repeat(self.size - 1), told, mine, group=self.group, async_op=True
-        )
-        self.finish(work, out)
-        parts = list(out.split(told))
+        parts = self._all_to_all(x.repeat(self.size - 1), mine, theirs)
         parts[self.rank] = x
         return parts
 
-    def _sizes(self, x: Tensor) -> list[int]:
-        mine = torch.tensor([x.numel()], device=x.device)
-        told = self.all_gather(mine, [1] * self.size)
-        return [int(n) for n in torch.cat(told).tolist()]
+    def _padded(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Equal shapes only: pad to the longest."""
+        room = max(sizes)
+        if room == 0:
+            return [x.new_empty(0) for _ in sizes]
+        block = x if x.numel() == room else torch.cat([x, x.new_zeros(room - x.numel())])
+        out = x.new_empty(self.size * room)
+        self._finish(self.group._allgather_base(out, block), x)
+        return [out[r * room : r * room + n] for r, n in enumerate(sizes)]
+
+    def _all_to_all(self, x: Tensor, mine: Sequence[int], theirs: Sequence[int]) -> list[Tensor]:
+        out = x.new_empty(sum(theirs))
+        self._finish(self.group.alltoall_base(out, x, list(theirs), list(mine)), out)
+        return list(out.split(list(theirs)))
+
+    def _told(self, mine: Sequence[int], like: Tensor) -> list[int]:
+        """How many entries every rank has for me; `mine` is how many I have for each."""
+        asked, ones = torch.tensor(list(mine), device=like.device), [1] * self.size
+        return self._checked(torch.cat(self._all_to_all(asked, ones, ones)).tolist(), like)
+
+    def _checked(self, sizes: list[int], like: Tensor) -> list[int]:
+        for size in sizes:
+            if size < 0 or (self.room is not None and size * like.element_size() > self.room):
+                raise WireError(
+                    f"a rank announces {size} entries of {like.element_size()} bytes where "
+                    f"{self.room} bytes are the most; do all ranks run the same code?"
+                )
+        return sizes
 
     def _swap(self, x: Tensor, to: int | None, out: Tensor, source: int | None) -> None:
-        works = []
-        if to is not None and x.numel():
-            works.append(dist.isend(x.contiguous(), group=self.group, group_dst=to))
-        if source is not None and out.numel():
-            works.append(dist.irecv(out, group=self.group, group_src=source))
-        for work in works:
-            assert work is not None
-            work.wait()  # gloo gives up a message whose wait times out: no peeking here
-
-    def finish(self, work: dist.Work | None, x: Tensor) -> None:
-        """Wait for a collective, with an eye on failures elsewhere."""
-        assert work is not None
-        if x.device.type != "cpu":  # streams: waiting here would block the host for nothing
-            work.wait()
+        """Send and receive as one operation: NCCL runs the operations of a communicator one after
+        the other, so a send of its own would wait for a receive that the other side has not
+        begun."""
+        sends = [(x.contiguous(), to)] if to is not None and x.numel() else []
+        receives = [(out, source)] if source is not None and out.numel() else []
+        if not sends and not receives:
             return
+        grouped = x.device.type != "cpu"  # gloo starts both at once by itself
+        if grouped:
+            self.group._start_coalescing(x.device)
+        works = [self.group.send([data], peer, 0) for data, peer in sends]
+        works += [self.group.recv([data], peer, 0) for data, peer in receives]
+        if grouped:
+            works = [self.group._end_coalescing(x.device)]
+        for work in works:
+            try:
+                work.wait()  # gloo gives up a message whose wait times out: no peeking here
+            except RuntimeError as error:
+                self._blame(error)
+
+    def _finish(self, work: dist.Work, x: Tensor) -> None:
+        """Wait for a collective, with an eye on failures elsewhere."""
         while True:
             try:
-                work.wait(_PEEK)
+                # streams: waiting for those here would block the host for nothing
+                work.wait(_PEEK) if x.device.type == "cpu" else work.wait()
                 return
-            except RuntimeError:
+            except RuntimeError as error:
                 if work.is_completed():  # it failed, or ended just now
-                    self._watch()
-                    work.wait()
+                    self._ended(work, error)
                     return
-                self._watch()
+                self._look()
 
+    def _ended(self, work: dist.Work, error: RuntimeError) -> None:
+        try:
+            work.wait()
+        except RuntimeError as broken:
+            self._blame(broken)
 
-def _nothing_to_see() -> None:
-    """No other rank reports failures to this comm."""
+    @contextmanager
+    def _verb(self) -> Iterator[None]:
+        self.since = time.monotonic()
+        if self._guard is not None:
+            self._guard.inside(True)
+        try:
+            yield
+        finally:
+            self.since = None
+            if self._guard is not None:
+                self._guard.inside(False)
+
+    def _look(self) -> None:
+        if self._guard is not None:
+            self._guard.look()
+
+    def _blame(self, error: RuntimeError) -> None:
+        if self._guard is None:
+            raise error
+        self._guard.blame(error)

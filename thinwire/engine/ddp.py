@@ -54,7 +54,8 @@ def attach(
     names = {id(p): name for name, p in model.module.named_parameters()}
     # DDP itself keeps the gradient of an unused parameter; only a residual has to know of it.
     tracks_unused = bool(model.find_unused_parameters) and remembers(recipe)
-    peers = Peers(model.process_group, timeout)
+    device = next(iter(parameters.values())).device
+    peers = Peers(model.process_group, timeout, device)
     slots = Layout.of(parameters).slots
     rates = partial(learning_rates, optimizer, parameters) if optimizer is not None else None
     sync = Sync(recipe, list(slots), peers, scaler, tracks_unused, rates)

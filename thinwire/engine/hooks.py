@@ -96,6 +96,7 @@ class Hooks:
     def join(self) -> Iterator[None]:
         """Ranks that run out of data play along without gradients until all have; then all take
         the parameters of one that was still training."""
+        self._peers.meet("join()")
         self._joining = True
         try:
             yield
@@ -148,6 +149,9 @@ class Hooks:
                 "every segment; use use_reentrant=False"
             )
         self._sync.wait()  # what a backward that broke off has left
+        if self._plan and self._next == len(self._plan) and self._means:
+            # all of it was sent and counts, but was applied nowhere: on all ranks, else they part
+            self._peers.meet("its next batch, because backward broke off after its last bucket")
         if self._joining:
             self._anyone_active(1)
         self._open_buckets()

@@ -16,15 +16,21 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+PEEK = 0.5  # seconds
 Job = tuple[Callable[[], Tensor], Tensor, "Future[Tensor]", "torch.cuda.Event | None"]
 
 
 class Lane:
-    """Runs jobs one after the other; after the first error it runs none."""
+    """Runs jobs one after the other; after the first error it runs none.
 
-    def __init__(self) -> None:
+    Who waits for them calls `watch` now and then, which raises if they will never end.
+    """
+
+    def __init__(self, watch: Callable[[], None] | None = None) -> None:
+        self._watch = watch or _nothing_to_see
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._open = 0
+        self._stuck = False  # the thread is inside a wait that nothing will end soon
         self._change = threading.Condition()
         self.error: BaseException | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -48,8 +54,15 @@ class Lane:
 
     def settle(self) -> None:
         """Until every job given so far is done, or given up."""
-        with self._change:
-            self._change.wait_for(lambda: self._open == 0)
+        while self.error is None or not self._stuck:
+            with self._change:
+                if self._change.wait_for(lambda: self._open == 0, PEEK):
+                    return
+            try:
+                self._watch()
+            except RuntimeError as lost:
+                self._stuck = True
+                self.error = self.error or lost
 
     @property
     def idle(self) -> bool:
@@ -97,3 +110,7 @@ class Lane:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(ready)
             yield
+
+
+def _nothing_to_see() -> None:
+    """Jobs that cannot hang."""

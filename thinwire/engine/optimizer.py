@@ -52,7 +52,8 @@ def distribute(
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
     if buckets is not None:
         planned(parameters, buckets)  # one that does not fit is refused now
-    peers = Peers(process_group or dist.group.WORLD, timeout)  # type: ignore[arg-type]
+    device = next(iter(parameters.values())).device
+    peers = Peers(process_group or dist.group.WORLD, timeout, device)  # type: ignore[arg-type]
     slots = list(Layout.of(parameters).slots)
     rates = partial(learning_rates, optimizer, parameters)
     sync = Sync(recipe, slots, peers, scaler, tracks_unused=True, rates=rates)

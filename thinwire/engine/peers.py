@@ -1,51 +1,58 @@
-"""The other ranks: a process group of our own, agreement before work, and news of failures.
+"""The other ranks: a group of our own, agreement before work, and who it is that fails.
 
 Every rank compares what it is about to do with the others before the first collective of a new
-kind, so that a disagreement is an error message instead of a hang. A rank that fails says so in
-the store; the others look there while they wait.
+kind, so that a disagreement is an error message instead of a hang. While it waits it listens on
+its lines (`lines.py`): whoever fails says so there, and whoever is missing is found out, so that
+every rank names the one that is really lost, within the time-out.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
+import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from thinwire.comm.torch import TorchComm
+from thinwire.engine import rendezvous
+from thinwire.engine.lines import GRACE, Lines
 from thinwire.protocols import RankFailed, RankMismatch
 
-log = logging.getLogger(__name__)
-
-GRACE = 5.0  # seconds a failed rank stays to be heard
+EVIDENCE = 3.0  # seconds after a broken connection in which we hope to hear whose fault it was
+ROOM, WIDEST = 1 << 20, 32  # bytes a peer may announce: for headers, and per entry
+LONGEST_TEXT = 1 << 26  # bytes of a recipe and a model's parameters, told when they differ
 
 
 class Peers:
-    """Our own group over the ranks of `parent`; operations on it end after `timeout` seconds."""
+    """Our own group over the ranks of `parent`; nothing waits on it longer than `timeout` seconds.
 
-    def __init__(self, parent: dist.ProcessGroup, timeout: float) -> None:
-        self.group = dist.new_group(
-            dist.get_process_group_ranks(parent),
-            timeout=timedelta(seconds=timeout),
-            backend=dist.get_backend(parent),
-            use_local_synchronization=True,
-        )
+    Tensors are on `device`.
+    """
+
+    def __init__(
+        self, parent: dist.ProcessGroup, timeout: float, device: torch.device | None = None
+    ) -> None:
+        self.device = device or torch.device("cpu")
         self._timeout = timeout
         self._met: dict[str, int] = {}
-        self._store = dist.distributed_c10d._get_default_store()
-        self._key = f"thinwire/failed/{self.group.group_name}"
-        self.comm = TorchComm(self.group, self._watch)
-
-    @property
-    def device(self) -> torch.device:
-        """Where this group's tensors live."""
-        if dist.get_backend(self.group) == "nccl":
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+        self._lost: RuntimeError | None = None
+        self._earlier = getattr(sys, "last_value", None)
+        ranks, rank = dist.get_process_group_ranks(parent), dist.get_rank(parent)
+        store = dist.distributed_c10d._get_default_store()
+        try:
+            sockets, name = rendezvous.meet(store, ranks, rank, timeout)
+        except (TimeoutError, ConnectionError) as error:
+            raise RankFailed(str(error)) from None
+        self.lines = Lines(rank, sockets)
+        group = self._group(parent, PrefixStore(f"thinwire/{name}", store), rank, len(ranks))
+        self.comm = TorchComm(group, self)
 
     def agree(self, subject: str, lines: list[str]) -> None:
         """Raise RankMismatch, with both sides, unless every rank says the same."""
@@ -55,6 +62,7 @@ class Peers:
         if all(torch.equal(d, digests[0]) for d in digests):
             return
         mine = torch.tensor(list(text.encode()), dtype=torch.uint8).to(self.device)
+        self.comm.room = LONGEST_TEXT
         texts = [bytes(t.tolist()).decode() for t in self.comm.all_gather(mine)]
         raise RankMismatch(_both_sides(subject, texts))
 
@@ -62,84 +70,168 @@ class Peers:
         """Wait until every rank has called this; an error if some do not within the time-out, or
         if one has said that it cannot (`refuse`).
 
-        Through the store: a rank that went on instead is inside a collective, and another one of
-        a different size would kill its process.
+        Not by a collective: a rank that went on instead is inside another one, and sizes that
+        differ would kill its process.
         """
-        key = self._next(what)
-        here = self._store.add(key, 1)
-        patience = 0.8 * self._timeout  # less than that of a collective another rank waits in
-        deadline = time.monotonic() + patience
-        while here < self.comm.size:
-            self._watch()
-            if self._store.check([f"{key}/refused"]):
-                self._store.add(f"{key}/refused/heard", 1)
-                raise ValueError(self._store.get(f"{key}/refused").decode())
+        label = self._next(what)
+        self.lines.tell_meeting(label)
+        deadline = time.monotonic() + self._timeout
+        while len(there := self.lines.there(label)) < self.comm.size - 1:
+            if label in self.lines.refusals:
+                self.lines.forget(label)
+                raise ValueError(self.lines.refusals.pop(label))
+            self._raise_if_lost()
+            apart = self.lines.elsewhere(label)
+            if apart is not None:
+                self._declare(apart, RankMismatch)
             if time.monotonic() > deadline:
+                others = sorted(set(range(self.comm.size)) - there - {self.comm.rank})
+                names = ", ".join(f"rank {rank}" for rank in others)
                 missing = RankMismatch(
-                    f"only {here} of {self.comm.size} ranks called {what} within "
-                    f"{patience:.1f} s; call it on every rank, between the same two steps"
+                    f"only {len(there) + 1} of {self.comm.size} ranks called {what} within "
+                    f"{self._timeout:.1f} s, {names} did not; call it on every rank, between the "
+                    "same two steps"
                 )
                 self.report(missing, f"in {what}")
                 raise missing
-            time.sleep(0.01)
-            here = self._store.add(key, 0)
+            self.lines.wait(0.1)
+        self.lines.forget(label)
 
     def refuse(self, what: str, error: ValueError) -> None:
         """Instead of `meet`: those who do, or will, get this error."""
-        key = f"{self._next(what)}/refused"
-        self._store.set(key, f"rank {self.comm.rank} in {what}: {error}")
-        self._store.add(f"{key}/heard", 1)
-        self._until_heard(key, self.comm.size)
+        self.lines.tell_refusal(self._next(what), f"rank {self.comm.rank} in {what}: {error}")
 
     def _next(self, what: str) -> str:
         self._met[what] = self._met.get(what, 0) + 1
-        return f"{self._key}/{what}/{self._met[what]}"
+        return f"{what} #{self._met[what]}"
 
     def average_sparse(self, grad: Tensor) -> Tensor:
         """The mean of sparse gradients, as sparse as they are."""
         total = (grad / self.comm.size).coalesce()
-        if self.comm.size > 1:
-            self.comm.finish(dist.all_reduce(total, group=self.group, async_op=True), total)
-        return total.coalesce()
+        return self.comm.all_reduce(total).coalesce()
 
     def report(self, error: BaseException, doing: str) -> None:
         """Tell the others that this rank is lost, and why."""
-        if isinstance(error, RankFailed):
-            return  # somebody else's news
-        text = f"rank {self.comm.rank} failed {doing}: {type(error).__name__}: {error}"
-        try:
-            self._store.set(self._key, text)
-            self._until_heard(self._key, self.comm.size - 1)
-        except RuntimeError as lost:  # the store's host is gone: the others will see that too
-            log.warning("could not tell the other ranks that %s: %s", text, lost)
+        if not isinstance(error, RankFailed):  # else it is somebody else's news
+            reason = f"{type(error).__name__}: {error}"
+            self.lines.tell_failure(f"rank {self.comm.rank} failed {doing}: {reason}")
 
-    def leave(self) -> None:
-        """Let go of the group, so that `destroy_process_group()` really ends its threads.
+    def at(self, step: int, bucket: int, entries: int) -> None:
+        """Where this rank is, for those who wait for it: a bucket of so many entries."""
+        self.comm.room = ROOM + WIDEST * entries
+        self.lines.place = replace(self.lines.place, step=step, bucket=bucket)
+
+    def done(self) -> None:
+        """One more bucket is behind this rank."""
+        self.lines.place = replace(self.lines.place, done=self.lines.place.done + 1)
+
+    def inside(self, waiting: bool) -> None:
+        """This rank has begun, or ended, to wait for others. (A comm calls this.)"""
+        self.lines.place = replace(self.lines.place, inside=waiting)
+        if self._lost is not None:  # given up by `watch`: what came late must change nothing
+            raise self._lost
+
+    def look(self) -> None:
+        """Raise RankFailed if what this rank waits for will not come. (A comm calls this.)"""
+        since = self.comm.since
+        if since is None:
+            return
+        self._raise_if_lost()
+        apart = self.lines.elsewhere(None)
+        if apart is not None:
+            self._declare(apart, RankMismatch)
+        waited = time.monotonic() - since
+        if waited > self._timeout:
+            self._declare(self.lines.missing(waited))
+
+    def blame(self, error: RuntimeError) -> NoReturn:
+        """Raise RankFailed for whoever broke the exchange that ended with this error."""
+        deadline = time.monotonic() + EVIDENCE
+        while time.monotonic() < deadline:
+            self.look()
+            self.lines.wait(0.1)
+        self._declare(f"the exchange broke off, and no rank says why: {error}")
+
+    def watch(self) -> None:
+        """The same look from another thread, for waits that cannot look themselves: with some
+        patience, so that those who can may speak first."""
+        since = self.comm.since
+        now = time.monotonic()
+        lost = self._news(GRACE + 1.0)
+        if since is not None and lost is not None:
+            self._declare(lost)
+        if since is not None and now - since > self._timeout + 1.0:
+            self._declare(self.lines.missing(now - since))
+        if self._lost is not None:
+            raise self._lost
+
+    def leave(self, *, idle: bool) -> None:
+        """Say goodbye, or why this process ends, and let go of the group and its descriptors.
 
         A gloo thread that frees the last collective's tensors while Python is already shutting
-        down kills the process (pytorch issue 190489).
+        down kills the process (pytorch issue 190489). If one may still wait for a lost peer, the
+        group stays, else we would wait for that thread.
         """
-        del self.group, self.comm.group
+        error = getattr(sys, "last_value", None)  # that nobody caught
+        if error is not None and error is not self._earlier and self._lost is None:
+            self.report(error, f"after {self.lines.place}")
+        self.lines.leave("has left: it detached, or its process ended", 2.0 if idle else 0.0)
+        if idle:
+            del self.comm.group
 
-    def _watch(self) -> None:
+    def _raise_if_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        text = self._news(0.0)
+        if text is not None:
+            self._declare(text)
+
+    def _news(self, patience: float) -> str | None:
+        """Who is lost, if that has been known for so long."""
+        failure, at = self.lines.failure, self.lines.failed_at
+        if failure is not None and time.monotonic() - at >= patience:
+            return failure
+        return self.lines.gone(GRACE + patience)
+
+    def _declare(self, text: str, kind: type[RuntimeError] = RankFailed) -> NoReturn:
+        """Tell the others, if they have not told us; no verb of this group succeeds any more."""
+        if self.lines.failure is None:
+            self.lines.tell_failure(text)
+        if self._lost is None:
+            self._lost = kind(text)
+        raise self._lost
+
+    def _group(
+        self, parent: dist.ProcessGroup, store: Store, rank: int, size: int
+    ) -> dist.ProcessGroup:
+        """A process group that PyTorch keeps no list of: gone when we let go of it.
+
+        (`dist.new_group` names groups by how many there are, which ranks may count differently.)
+        """
+        limit = timedelta(seconds=self._timeout)
+        kind = parent._get_backend(self.device).name()
+        if kind not in ("gloo", "nccl"):
+            raise ValueError(
+                f"the process group uses {kind!r} for tensors on {self.device.type}; thinwire runs "
+                "over gloo and nccl: init_process_group('cpu:gloo,cuda:nccl')"
+            )
+
+        def build() -> Any:
+            if kind == "gloo":
+                return dist.ProcessGroupGloo(store, rank, size, limit)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+
         try:
-            told = self._store.check([self._key])
-            text = self._store.get(self._key).decode() if told else ""
-        except RuntimeError as lost:
-            raise RankFailed(
-                f"the process that hosts the rendezvous store is gone: {lost}"
-            ) from None
-        if told:
-            self._store.add(f"{self._key}/heard", 1)
-            raise RankFailed(text)
-
-    def _until_heard(self, key: str, listeners: int) -> None:
-        """This process may end with its error, and take the store with it: wait a little."""
-        deadline = time.monotonic() + GRACE
-        while time.monotonic() < deadline:
-            if self._store.add(f"{key}/heard", 0) >= listeners:
-                return
-            time.sleep(0.05)
+            backend = rendezvous.within(self._timeout, build)
+        except (TimeoutError, RuntimeError) as error:
+            self.lines.leave("could not connect", patience=0.0)
+            raise RankFailed(f"rank {rank} could not connect its {kind} group: {error}") from None
+        types = dist.ProcessGroup.BackendType
+        group = dist.ProcessGroup(store, rank, size)
+        group._register_backend(self.device, types.GLOO if kind == "gloo" else types.NCCL, backend)
+        return group
 
 
 def _both_sides(subject: str, texts: list[str]) -> str:

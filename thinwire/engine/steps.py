@@ -84,7 +84,7 @@ class Steps:
     def reduce(self, arrival: Arrival) -> Reduced:
         """One bucket, blocking; the last one of a step closes it."""
         if arrival.first:
-            self.roll_back()  # a backward that was cut short left a step half done
+            self._begin()
         layouts = self._as_saved(arrival) if self._saved else []
         reduced = self._regrouped(arrival, layouts) if layouts else self._one(arrival)
         if arrival.last:
@@ -94,8 +94,10 @@ class Steps:
     def reduce_sparse(self, grad: Tensor, *, first: bool, last: bool) -> Tensor:
         """A gradient that is sparse already: averaged as it is, part of the step all the same."""
         if first:
-            self.roll_back()
+            self._begin()
+        self._peers.at(self.number, len(self._now.layouts), grad.numel())
         mean = self._peers.average_sparse(grad)
+        self._peers.done()
         self.comm.bytes += gathered(_sparse_bytes(grad), self.comm.size)  # gloo gathers and adds
         self.meter.bytes_dense += all_reduced(4 * grad.numel(), self.comm.size)
         finite = kernels.finite(mean.values())
@@ -111,7 +113,19 @@ class Steps:
         self._saved = [list(names) for names in state["buckets"]]
         self._replays_left = REPLAYS
 
+    def _begin(self) -> None:
+        """A step begins; a backward that was cut short has left one half done: on all ranks, else
+        some would now add up other buckets, or steps, than the rest."""
+        if self._now.layouts:
+            sent = len(self._now.layouts)
+            self._peers.meet(
+                f"its next batch, because backward broke off in step {self.number} after {sent} of "
+                "its buckets were sent"
+            )
+        self.roll_back()
+
     def _one(self, arrival: Arrival) -> Reduced:
+        self._peers.at(self.number, len(self._now.layouts), arrival.layout.numel)
         self._agree(arrival.layout)
         bucket = Bucket(
             flat=arrival.flat,
@@ -133,6 +147,7 @@ class Steps:
         if reduced.undo is not None:
             self._now.undos.append(reduced.undo)
         self._now.layouts.append(arrival.layout)
+        self._peers.done()
         return reduced
 
     def _count(self, arrival: Arrival, reduced: Reduced, begin: float, waited: float) -> None:

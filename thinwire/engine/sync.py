@@ -67,11 +67,12 @@ class Sync:
             f"unused parameters tracked {tracks_unused}",
             f"torch {torch.__version__}",
         ]
+        self._lane = Lane(peers.watch)
+        # at exit too, before Python ends
+        self._goodbye = weakref.finalize(self, _leave, self._lane, peers)
         peers.agree("recipe or the parameters", [*lines, *map(slot_line, slots)])
         kernels.warm()  # before anybody waits for a step
         self._steps = Steps(recipe, peers)
-        self._lane = Lane()
-        weakref.finalize(self, _leave, self._lane, peers)  # at exit too, before Python ends
 
     def synchronize(self) -> None:
         """Gradients are averages when this returns: call it before clipping them."""
@@ -111,7 +112,7 @@ class Sync:
         self._lane.settle()
         self._plugged().unplug()
         self._socket = None
-        self._lane.close()
+        self._goodbye()
 
     def metrics(self) -> dict[str, Any]:
         """Totals of this rank so far: steps, bytes, density achieved, seconds by phase."""
@@ -245,5 +246,4 @@ class Sync:
 
 def _leave(lane: Lane, peers: Peers) -> None:
     lane.close()
-    if lane.idle:  # else a gloo thread may wait for a lost peer, and we would wait for that thread
-        peers.leave()
+    peers.leave(idle=lane.idle)

@@ -1,0 +1,310 @@
+"""Lines: a small connection to every other rank, for news that no collective can carry.
+
+Every rank tells every other one, twice a second, that it is there and how far it is; at once, what
+went wrong, what it waits for (`meet`), and that it leaves. So whoever waits in vain can say for
+whom, and nobody needs the rendezvous store, whose host may be the rank that is lost.
+
+A line is no data path: nothing but short texts and numbers, all of bounded size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from dataclasses import astuple, dataclass, field
+
+PULSE = 0.5  # seconds between two signs of life
+GRACE = 1.0  # seconds an exchange may still take to end once a rank has left
+LONGEST = 1 << 16  # bytes of a message; a longer one is cut by who sends it
+HURRY = 0.2  # seconds in which messages on other lines, or a verb's last bytes, may yet arrive
+LOST = "is gone: killed, crashed, or its machine lost (its connection closed without a word)"
+HEAD = struct.Struct("!BI")  # kind, bytes that follow
+PLACE = struct.Struct("!qqq?")  # a Place
+HERE, FAILED, MEET, REFUSED, LEFT = range(5)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a rank is: the bucket of the step it is in, how many it has done since it began, and
+    whether it waits for others."""
+
+    step: int = 0
+    bucket: int = 0
+    done: int = 0
+    inside: bool = False
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket} of step {self.step}"
+
+
+@dataclass
+class _Line:
+    """One other rank, as far as we know."""
+
+    socket: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
+    heard: float = field(default_factory=time.monotonic)
+    place: Place = field(default_factory=Place)
+    left: str | None = None  # why there will be no more of it
+    left_at: float = 0.0
+
+
+class Lines:
+    """The lines of one rank to all others of its group."""
+
+    def __init__(self, rank: int, sockets: dict[int, socket.socket]) -> None:
+        self.rank = rank
+        self.place = Place()  # ours, as pulses tell it
+        self.failure: str | None = None  # the first of which we know, whoever's it is
+        self.failed_at = 0.0
+        self.refusals: dict[str, str] = {}
+        self._met: dict[str, dict[int, float]] = {}  # who has come where, and when
+        self._over: set[str] = set()
+        self._change = threading.Condition()
+        self._lines = {other: _Line(connection) for other, connection in sockets.items()}
+        self._wake, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        for other, line in self._lines.items():
+            line.socket.setblocking(False)
+            self._selector.register(line.socket, selectors.EVENT_READ, other)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="thinwire lines", daemon=True)
+        self._thread.start()
+        _open.add(self)
+
+    def tell_failure(self, text: str) -> None:
+        """Tell everybody that a rank, ours or another, is lost, and why."""
+        self._learn(text)
+        self._send(FAILED, text.encode())
+
+    def tell_meeting(self, label: str) -> None:
+        """We have come to `label`."""
+        self._send(HERE, PLACE.pack(*astuple(self.place)))
+        self._send(MEET, label.encode())
+
+    def tell_refusal(self, label: str, text: str) -> None:
+        """We cannot come to `label`: whoever does gets this text."""
+        self._send(REFUSED, f"{label}\n{text}".encode())
+        self.forget(label)
+
+    def there(self, label: str) -> set[int]:
+        """The other ranks that have come to `label`."""
+        with self._change:
+            return set(self._met.get(label, ()))
+
+    def forget(self, label: str) -> None:
+        """That meeting is over."""
+        with self._change:
+            self._over.add(label)
+            self._met.pop(label, None)
+
+    def elsewhere(self, label: str | None) -> str | None:
+        """A rank that has come to a meeting we are not in, and will not do what we wait for."""
+        now = time.monotonic()
+        with self._change:
+            for met, ranks in self._met.items():
+                for other, at in ranks.items():
+                    if met == label or now - at < HURRY or self._has_done_ours(other):
+                        continue
+                    here = f"in {self.place}" if label is None else f"at {shown(label)}"
+                    return (
+                        f"rank {other} has come to {shown(met)}, while rank {self.rank} is {here}; "
+                        "all ranks must do the same, between the same two steps"
+                    )
+        return None
+
+    def _has_done_ours(self, other: int) -> bool:
+        """Whether that rank has behind it what we are in: its data may still be on the way."""
+        return self._lines[other].place.done > self.place.done
+
+    def wait(self, seconds: float) -> None:
+        """Until there is news, at most so long."""
+        with self._change:
+            self._change.wait(seconds)
+
+    def gone(self, patience: float) -> str | None:
+        """A rank that left, or was lost, so many seconds ago: an exchange waits for it in vain."""
+        now = time.monotonic()
+        for other, line in sorted(self._lines.items()):
+            if line.left is None or now - line.left_at < patience:
+                continue
+            if line.left == LOST or not self._has_done_ours(other):
+                return f"rank {other} {line.left}"
+        return None
+
+    def missing(self, waited: float) -> str:
+        """Who keeps an exchange from ending that has lasted for so many seconds."""
+        now = time.monotonic()
+        left = [f"rank {other} {line.left}" for other, line in self._lines.items() if line.left]
+        if left:
+            return "; ".join(left)
+        silent = {
+            other: now - line.heard
+            for other, line in self._lines.items()
+            if now - line.heard > max(3 * PULSE, waited / 4)
+        }
+        if silent and len(silent) == len(self._lines) > 1:
+            return (
+                f"no other rank answers rank {self.rank} (nothing heard for "
+                f"{min(silent.values()):.0f} s): its own link is cut, or all of them are lost"
+            )
+        if silent:
+            names = _named(list(silent))
+            return (
+                f"{names} {'does' if len(silent) == 1 else 'do'} not answer (nothing heard for "
+                f"{min(silent.values()):.0f} s): stopped, or cut off from the others"
+            )
+        outside = [other for other, line in self._lines.items() if not line.place.inside]
+        if outside:
+            last = self._lines[outside[0]].place
+            return (
+                f"{_named(outside)} did not come to {self.place} within {waited:.0f} s: alive, but "
+                f"outside of any exchange since {last}; all ranks must take the same steps"
+            )
+        others = {other: line.place for other, line in self._lines.items()}
+        apart = [f"rank {o} in {p}" for o, p in others.items() if str(p) != str(self.place)]
+        if apart:
+            return (
+                f"ranks are in different exchanges after {waited:.0f} s: rank {self.rank} in "
+                f"{self.place}, {', '.join(apart)}; all ranks must take the same steps"
+            )
+        return (
+            f"all ranks wait for one another in {self.place} for {waited:.0f} s: a link between "
+            "two of them is cut, or too slow for the time-out"
+        )
+
+    def leave(self, why: str, patience: float) -> None:
+        """Say that we go, wait for the others to say so too, at most so long, and close."""
+        if self._closing:
+            return
+        self._send(HERE, PLACE.pack(*astuple(self.place)))
+        self._send(LEFT, why.encode())
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and self.failure is None:
+            if all(line.left is not None for line in self._lines.values()):
+                break
+            self.wait(deadline - time.monotonic())
+        self._closing = True
+        self._wake.send(b".")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.close_sockets()
+
+    def close_sockets(self) -> None:
+        """Let go of the descriptors, without a word: also what a forked child does."""
+        self._selector.close()
+        for connection in (self._wake, self._woken, *(x.socket for x in self._lines.values())):
+            connection.close()
+
+    def _run(self) -> None:
+        due = 0.0
+        while not self._closing:
+            now = time.monotonic()
+            if now >= due:
+                self._send(HERE, PLACE.pack(*astuple(self.place)))
+                due = now + PULSE
+            for key, _ in self._selector.select(max(0.0, due - now)):
+                if key.data is None:
+                    self._woken.recv(64)
+                else:
+                    self._receive(key.data)
+
+    def _receive(self, other: int) -> None:
+        line = self._lines[other]
+        try:
+            data = line.socket.recv(LONGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        line.buffer += data
+        line.heard = time.monotonic()
+        if not data or not self._parsed(other, line):
+            self._drop(other, LOST)
+
+    def _parsed(self, other: int, line: _Line) -> bool:
+        """Take the whole messages out of the buffer; False if these bytes are none of ours."""
+        while len(line.buffer) >= HEAD.size:
+            kind, size = HEAD.unpack_from(line.buffer)
+            if kind > LEFT or size > LONGEST or (kind == HERE and size != PLACE.size):
+                return False
+            if len(line.buffer) < HEAD.size + size:
+                return True
+            body = bytes(line.buffer[HEAD.size : HEAD.size + size])
+            del line.buffer[: HEAD.size + size]
+            if kind == HERE:
+                line.place = Place(*PLACE.unpack(body))
+            else:
+                self._take(other, kind, body.decode("utf-8", "replace"))
+        return True
+
+    def _take(self, other: int, kind: int, text: str) -> None:
+        if kind == FAILED:
+            self._learn(text)
+        elif kind == LEFT:
+            self._drop(other, text)
+        with self._change:
+            if kind == MEET:
+                if text not in self._over:
+                    self._met.setdefault(text, {})[other] = time.monotonic()
+            elif kind == REFUSED:
+                label, _, reason = text.partition("\n")
+                self.refusals.setdefault(label, reason)
+            self._change.notify_all()
+
+    def _learn(self, text: str) -> None:
+        with self._change:
+            if self.failure is None:
+                self.failure, self.failed_at = text, time.monotonic()
+            self._change.notify_all()
+
+    def _drop(self, other: int, why: str) -> None:
+        line = self._lines[other]
+        with self._change:
+            if line.left is None:
+                line.left, line.left_at = why, time.monotonic()
+                self._selector.unregister(line.socket)
+            self._change.notify_all()
+
+    def _send(self, kind: int, body: bytes) -> None:
+        """To everybody, without waiting: whoever does not read has missed it."""
+        message = HEAD.pack(kind, len(body[:LONGEST])) + body[:LONGEST]
+        for line in self._lines.values():
+            try:
+                sent = line.socket.send(message)
+            except BlockingIOError:
+                continue
+            except OSError:  # the reading side notices, and says so
+                continue
+            if sent < len(message):  # half a message would garble all that follow
+                with contextlib.suppress(OSError):
+                    line.socket.shutdown(socket.SHUT_RDWR)
+
+
+def shown(label: str) -> str:
+    """A meeting's label without its number."""
+    return label.rsplit(" #", 1)[0]
+
+
+def _named(ranks: list[int]) -> str:
+    names = [f"rank {rank}" for rank in sorted(ranks)]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+_open: weakref.WeakSet[Lines] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked child (a DataLoader's worker) would hold the lines open when its parent dies."""
+    for lines in list(_open):
+        lines.close_sockets()
+
+
+os.register_at_fork(after_in_child=_in_child)
