@@ -46,7 +46,7 @@ class Case:
     mode: str = "attach"
     victim: int = 1
     world: int = 3
-    timeout: float = 3.0
+    timeout: float = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,9 +132,14 @@ def test_a_meeting_after_what_we_wait_for_is_no_disagreement(three: list[Lines])
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"GET / HTTP/1.1\r\n\r\n", HEAD.pack(FAILED, 1 << 30), HEAD.pack(HERE, 3) + b"abc", b"\xff" * 9],
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        HEAD.pack(FAILED, 1 << 30),
+        HEAD.pack(HERE, 3) + b"abc",
+        b"\xff" * 9,
+    ],
     ids=["text", "long", "short", "kind"],
-)  # fmt: skip
+)
 def test_bytes_that_are_no_message_end_the_line(garbage: bytes) -> None:
     mine, theirs = socket.socketpair()
     lines = Lines(0, {1: mine})

@@ -143,7 +143,8 @@ class TorchComm:
         receives = [(out, source)] if source is not None and out.numel() else []
         if not sends and not receives:
             return
-        grouped = x.device.type != "cpu"  # gloo starts both at once by itself
+        # gloo starts both at once by itself
+        grouped = self.group._get_backend(x.device).supports_coalescing
         if grouped:
             self.group._start_coalescing(x.device)
         works = [self.group.send([data], peer, 0) for data, peer in sends]
