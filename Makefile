@@ -1,4 +1,4 @@
-# Everything needs python3 and pip, nothing else; what is installed goes into .venv.
+# Everything needs Python 3.11 or later and pip, nothing else; what is installed goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -9,6 +9,7 @@ setup: $(READY)
 
 # torch first and by exact version, so that plain pip finds a CPU build where one is at hand.
 $(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt torch setuptools
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'

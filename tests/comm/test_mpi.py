@@ -16,7 +16,7 @@ from thinwire.lab.collectives import mpirun
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine"),
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: install openmpi-bin"),
     pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py not installed"),
 ]
 ROOT = Path(__file__).parents[2]

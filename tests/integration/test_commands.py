@@ -172,7 +172,7 @@ def test_bench_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("comm", ["gloo", "mpi"])
 def test_bench_collectives(comm: str, tmp_path: Path) -> None:
     if comm == "mpi" and shutil.which("mpirun") is None:
-        pytest.skip("no mpirun on this machine")
+        pytest.skip("no mpirun: install openmpi-bin")
     out = tmp_path / "rows.json"
     done = thinwire("bench", "collectives", "--numel", "20000", "--workers", "3", "--steps", "2",
                     "--comm", comm, "--json", str(out))  # fmt: skip

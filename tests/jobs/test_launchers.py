@@ -30,7 +30,7 @@ def torchrun(*args):
 
 def under_mpi(*args):
     if shutil.which("mpirun") is None:
-        pytest.skip("no mpirun on this machine")
+        pytest.skip("no mpirun: install openmpi-bin")
     return _done([*mpirun(2), *CALL, *args], {})
 
 

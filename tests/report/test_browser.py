@@ -18,7 +18,7 @@ from thinwire.report import compared, page, proved
 pytest.importorskip("matplotlib")
 image = pytest.importorskip("PIL.Image")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: install chromium")
 
 
 @pytest.fixture

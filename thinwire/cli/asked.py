@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,9 @@ def over(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 def _value(text: str) -> Any:
     """A value as TOML writes it; what it cannot read is a string."""
-    import tomli
-
     try:
-        return tomli.loads(f"x = {text}")["x"]
-    except tomli.TOMLDecodeError:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
         return text
 
 

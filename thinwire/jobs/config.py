@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -86,14 +87,12 @@ def made(values: dict[str, Any]) -> Run:
 
 def read(path: Path) -> dict[str, Any]:
     """The table of a TOML file."""
-    import tomli
-
     try:
         with path.open("rb") as file:
-            return checked(tomli.load(file))
+            return checked(tomllib.load(file))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no TOML: {error}") from None
 
 
