@@ -316,6 +316,13 @@ def dies_on_rank_one(rank: int, world: int, report: object) -> None:
     time.sleep(60)
 
 
+def is_killed_on_rank_one(rank: int, world: int, report: object) -> None:
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()  # fails here at once, and must not be taken for the cause
+
+
 def gives_what_cannot_be_sent(rank: int, world: int, report: object) -> object:
     return (number for number in range(3))
 
@@ -325,6 +332,8 @@ def test_local_workers_tell_what_went_wrong() -> None:
         workers.run(2, fails_on_rank_one)
     with pytest.raises(workers.WorkerFailed, match="worker 1 ended with exit code 7 and no result"):
         workers.run(2, dies_on_rank_one)
+    with pytest.raises(workers.WorkerFailed, match="worker 1 was killed .* memory ran out; take"):
+        workers.run(2, is_killed_on_rank_one)
     with pytest.raises(workers.WorkerFailed, match="exit code 0 and no result"):
         workers.run(1, gives_what_cannot_be_sent)
     with pytest.raises(ValueError, match="at least one worker is needed, got 0"):

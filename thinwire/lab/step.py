@@ -1,11 +1,12 @@
 """How long a training step takes under a recipe, beside its references, in one run.
 
-Contenders take turns, a few steps each, so that whatever else the machine does hits all of them
-alike; figures are medians.
+One contender after the other, so that no more than one model with its residuals is in memory;
+figures are medians.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -107,6 +108,10 @@ class _Contender:
             self._optimizer.zero_grad()
             self.seconds.append(time.perf_counter() - begin)
 
+    def close(self) -> None:
+        if isinstance(self._way, _Ours):
+            self._way.sync.detach()
+
     def row(self, world: int) -> Row:
         exposed = float("nan")
         if isinstance(self._way, _Ours):
@@ -125,13 +130,17 @@ class _Contender:
 
 
 def _worker(rank: int, world: int, report: Any, calls: list[str], trial: Trial) -> list[Row]:
-    contenders = [_Contender(name, trial) for name in (*BASELINES, *calls)]
-    for contender in contenders:
+    rows = []
+    for name in (*BASELINES, *calls):
+        contender = _Contender(name, trial)
         contender.turn(3)  # buckets are rebuilt after the first step
         contender.seconds.clear()
-    for number in range(trial.rounds):
-        for contender in contenders:
+        for number in range(trial.rounds):
             contender.turn(trial.steps)
             if rank == 0:
-                report((contender.name, number + 1))
-    return [contender.row(world) for contender in contenders]
+                report((name, number + 1))
+        rows.append(contender.row(world))
+        contender.close()
+        del contender
+        gc.collect()  # DDP and its hook hold each other
+    return rows

@@ -119,24 +119,34 @@ def _collect(
             silent = silent + 1 if ended else 0  # a result may still be in the pipe
             if dead or silent > 20:
                 dead = dead or ended
-                code = workers[dead[0]].exitcode
-                raise WorkerFailed(
-                    f"worker {dead[0]} ended with exit code {code} and no result"
-                ) from None
+                raise WorkerFailed(_ending(dead[0], workers[dead[0]].exitcode)) from None
             continue
         if kind == "report":
             on_report(value)
         elif kind == "refused":
             raise Refused(value)
         elif kind == "error":
-            raise _cause(messages, f"worker {rank} failed:\n{value}")
+            raise _cause(workers, messages, f"worker {rank} failed:\n{value}")
         else:
             results[rank] = value
     return [results[rank] for rank in range(len(workers))]
 
 
-def _cause(messages: Any, told: str) -> Exception:
-    """Another worker may have been refused something, and the one that failed missed it first."""
+def _ending(rank: int, code: int) -> str:
+    """How a worker ended that gave no result."""
+    if code == -signal.SIGKILL:  # nobody else sends it to a single worker
+        return (
+            f"worker {rank} was killed (SIGKILL), most likely because memory ran out; take fewer "
+            "workers, a smaller model or smaller batches"
+        )
+    if code < 0:
+        return f"worker {rank} was ended by {signal.Signals(-code).name} and gave no result"
+    return f"worker {rank} ended with exit code {code} and no result"
+
+
+def _cause(workers: list[Any], messages: Any, told: str) -> Exception:
+    """Another worker may have been killed, or refused something, and the one that failed missed it
+    first."""
     end = time.monotonic() + 1.0
     while (left := end - time.monotonic()) > 0:
         try:
@@ -145,6 +155,9 @@ def _cause(messages: Any, told: str) -> Exception:
             break
         if kind == "refused":
             return Refused(value)
+    for rank, worker in enumerate(workers):
+        if (worker.exitcode or 0) < 0:
+            return WorkerFailed(_ending(rank, worker.exitcode))
     return WorkerFailed(told)
 
 
