@@ -16,7 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Lower rooms first; a file imports from its own room and from lower ones only.
 ROOMS = [
     {"state", "layout", "kernels", "operand", "bucket", "payload", "protocols", "schedule",
-     "describe", "draws"},
+     "describe", "draws", "spelling"},
     {"comm", "wire", "collectives", "selectors", "frames", "memory", "reducers", "remember",
      "combinators", "route", "planned", "partial"},
     {"recipes"},

@@ -332,7 +332,7 @@ def test_local_workers_tell_what_went_wrong() -> None:
         workers.run(2, fails_on_rank_one)
     with pytest.raises(workers.WorkerFailed, match="worker 1 ended with exit code 7 and no result"):
         workers.run(2, dies_on_rank_one)
-    with pytest.raises(workers.WorkerFailed, match="worker 1 was killed .* memory ran out; take"):
+    with pytest.raises(workers.WorkerFailed, match=r"worker 1 was killed .* memory ran out; take"):
         workers.run(2, is_killed_on_rank_one)
     with pytest.raises(workers.WorkerFailed, match="exit code 0 and no result"):
         workers.run(1, gives_what_cannot_be_sent)

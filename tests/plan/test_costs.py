@@ -69,7 +69,10 @@ def test_small_models_have_a_price_too():
         assert all(entry.bytes >= 0 for entry in prices.catalogue(params, 2, 1.0, 4))
 
 
-@pytest.mark.parametrize(("text", "value"), [("1gbit", 1e9), ("2.5Mbit", 2.5e6), ("800kbit", 8e5)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1gbit", 1e9), ("2.5Mbit", 2.5e6), ("800kbit", 8e5), ("100mbps", 1e8), ("1 Gbit/s", 1e9)],
+)
 def test_rates(text, value):
     assert units.rate(text) == value
 
@@ -78,7 +81,9 @@ def test_times():
     assert units.seconds("50us") == pytest.approx(5e-5)
 
 
-@pytest.mark.parametrize("text", ["", "1", "gbit", "0gbit", "1 furlong", "-1gbit"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "gbit", "0gbit", "1 furlong", "-1gbit", "9MB/s", "9gbit/"]
+)
 def test_bad_rates(text):
     with pytest.raises(ValueError, match=r"a rate is a number and a unit .* e\.g\. 1gbit"):
         units.rate(text)

@@ -11,6 +11,14 @@ def main() -> None:
     """The `thinwire` command; exit codes: 0 done, 1 the work failed, 2 the call was wrong,
     3 `prove` found an assumption violated, 130 Ctrl-C."""
     try:
+        _run()
+    except KeyboardInterrupt:  # while torch is imported, which takes seconds
+        sys.stderr.write("thinwire: interrupted\n")
+        sys.exit(130)
+
+
+def _run() -> None:
+    try:
         from thinwire.cli.app import app
     except ModuleNotFoundError as missing:
         sys.exit(f"thinwire: the command line needs {missing.name}: pip install 'thinwire[demo]'")

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from thinwire.jobs.versions import versions
+
 app = typer.Typer(
     help="Data-parallel PyTorch training that sends little.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
 errors = Console(stderr=True)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(", ".join(f"{name} {told}" for name, told in versions().items()),
+                      highlight=False)  # fmt: skip
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show it, and exit."),
+    ] = False,
+) -> None:
     """Data-parallel PyTorch training that sends little."""
 
 

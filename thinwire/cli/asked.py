@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from thinwire.jobs.config import Run
+
+
+def whole(least: int) -> Callable[[Any], int]:
+    """Reads a whole number as people write it: 25000000, 25_000_000, 2.5e7."""
+
+    def number(text: Any) -> int:
+        try:
+            read = float(text)
+        except ValueError:
+            read = math.nan
+        if not read.is_integer():
+            raise typer.BadParameter(f"{text!r} is not a whole number, as 1000000 or 1e6.")
+        if read < least:
+            raise typer.BadParameter(f"{text} is not in the range x>={least}.")
+        return int(read)
+
+    return number
 
 
 def flags(

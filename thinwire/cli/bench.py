@@ -13,6 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.cli.asked import whole
+from thinwire.jobs.versions import versions
 from thinwire.lab import collectives as sums
 from thinwire.lab import kernels as inner
 from thinwire.lab import selection
@@ -38,7 +40,8 @@ def written(path: Path | None, figures: dict[str, Any]) -> None:
     """The figures as JSON, if somebody asked for that; dataclasses as their fields."""
     if path is not None:
         with reported():
-            path.write_text(json.dumps(figures, indent=2, default=asdict) + "\n")
+            complete = figures | {"versions": versions()}
+            path.write_text(json.dumps(complete, indent=2, default=asdict) + "\n")
 
 
 @bench.callback()
@@ -77,7 +80,7 @@ def step(
 
 @bench.command("kernels")
 def inner_loops(
-    n: Annotated[int, typer.Option("--n", min=100_000, help="Numbers.")] = 25_000_000,
+    n: Annotated[int, typer.Option("--n", parser=whole(100_000), help="Numbers.")] = 25_000_000,
     turns: Annotated[int, typer.Option(min=1, help="Turns each contender gets.")] = 9,
     threads: Annotated[int, typer.Option(min=1, help="Threads, torch's and ours.")] = 1,
     json_file: JsonFile = None,
@@ -104,7 +107,9 @@ def inner_loops(
 
 @bench.command("collectives")
 def sparse_sums(
-    numel: Annotated[list[int] | None, typer.Option(help="Gradients; repeatable.")] = None,
+    numel: Annotated[
+        list[int] | None, typer.Option(parser=whole(1), help="Gradients; repeatable.")
+    ] = None,
     density: Annotated[list[float] | None, typer.Option(help="Share; repeatable.")] = None,
     workers: Annotated[list[int] | None, typer.Option(help="Ranks; repeatable.")] = None,
     comm: Annotated[str, typer.Option(help="gloo, mpi, or gloo,mpi.")] = "gloo",
@@ -137,7 +142,9 @@ def sparse_sums(
 
 @bench.command()
 def selectors(
-    n: Annotated[int, typer.Option("--n", min=100, help="Numbers to select from.")] = 1_000_000,
+    n: Annotated[
+        int, typer.Option("--n", parser=whole(100), help="Numbers to select from.")
+    ] = 1_000_000,
     density: Annotated[float, typer.Option(help="Share to keep.")] = 0.01,
     steps: Annotated[int, typer.Option(min=1, help="Steps of error feedback.")] = 20,
     json_file: JsonFile = None,

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.cli.asked import whole
 from thinwire.jobs.catalogue import JOBS
 from thinwire.plan import prices, units
 from thinwire.plan.costs import COSTS, Problem
@@ -18,10 +19,13 @@ from thinwire.plan.costs import COSTS, Problem
 
 @app.command("list")
 def catalogue(
-    params: Annotated[int, typer.Option(min=1, help="Parameters of the model.")] = 25_000_000,
+    params: Annotated[
+        int, typer.Option(parser=whole(1), help="Parameters of the model.")
+    ] = 25_000_000,
     world: Annotated[int, typer.Option(min=1, help="Workers.")] = 4,
     k: Annotated[
-        int | None, typer.Option("--k", min=1, help="Entries kept; 1 % of the parameters if unset.")
+        int | None,
+        typer.Option("--k", parser=whole(1), help="Entries kept; 1 % of the parameters if unset."),
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Columns of a low-rank factor.")] = 4,
     net: Annotated[str, typer.Option(help="Rate of a link.")] = "1gbit",

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.cli.asked import whole
 from thinwire.jobs import logs
 from thinwire.lab import patterns, tracing
 
@@ -22,7 +23,7 @@ def trace(
     recipe: Annotated[str, typer.Option(help="A recipe call.")] = "oktopk(density=0.01)",
     workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 4,
     net: Annotated[str, typer.Option(help="A rate like 1gbit; none for loopback.")] = "none",
-    params: Annotated[int, typer.Option(min=100, help="Size of the model.")] = 1_000_000,
+    params: Annotated[int, typer.Option(parser=whole(100), help="Size of the model.")] = 1_000_000,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 20,
     out: Annotated[
         Path | None,

@@ -14,6 +14,7 @@ from thinwire.jobs.catalogue import find
 from thinwire.jobs.job import SIZES, Settings, Source, settings_of
 from thinwire.lab.baselines import HALF, PLAIN, POWER
 from thinwire.protocols import Reducer
+from thinwire.spelling import meant
 
 BASELINES = {"ddp": PLAIN, "fp16-hook": HALF, "powersgd-hook": POWER}  # PyTorch's own, for compare
 OWN = ("mlp", "mnist", "resnet20", "vgg16", "lstm-lm", "lstm-wiki", "lstm-an4")  # networks of ours
@@ -49,8 +50,9 @@ def checked(values: dict[str, Any]) -> dict[str, Any]:
     """The table itself, if everything in it is known and of its kind."""
     strange = set(values) - set(_KINDS)
     if strange:
+        near = "".join(meant(name, _KINDS) for name in sorted(strange)[:1])
         raise ValueError(
-            f"unknown {', '.join(sorted(strange))}; known are {', '.join(sorted(_KINDS))}"
+            f"unknown {', '.join(sorted(strange))}; known are {', '.join(sorted(_KINDS))}{near}"
         )
     for name, kind in _KINDS.items():
         if not isinstance(values.get(name), kind | None) or isinstance(values.get(name), bool):
@@ -63,7 +65,7 @@ def made(values: dict[str, Any]) -> Run:
     checked(values)
     job, size = find(str(values.get("job"))), str(values.get("size", "tiny"))
     if size not in SIZES:
-        raise ValueError(f"--size is one of {', '.join(SIZES)}, got {size!r}")
+        raise ValueError(f"--size is one of {', '.join(SIZES)}, got {size!r}{meant(size, SIZES)}")
     given = values.get("settings", {})
     if "epochs" in given and "steps" not in given:
         given = given | {"steps": 0}

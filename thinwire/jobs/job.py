@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from thinwire.jobs.data.source import Batch, Data, MissingData
+from thinwire.spelling import meant
 
 SIZES = ("tiny", "small", "paper")
 FAKE = "fake"
@@ -97,7 +98,8 @@ def settings_of(values: Mapping[str, Any], base: Settings) -> Settings:
     known = {f.name: getattr(base, f.name) for f in fields(Settings)}
     for name, value in values.items():
         if name not in known:
-            raise ValueError(f"unknown setting {name!r}; known are {', '.join(known)}")
+            near = meant(name, known)
+            raise ValueError(f"unknown setting {name!r}; known are {', '.join(known)}{near}")
         like = known[name]
         if isinstance(like, tuple):
             value = _numbers(name, value)

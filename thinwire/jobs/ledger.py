@@ -4,8 +4,9 @@
 
 Paths are told by their last part, and by a digest of what lies there: the same files on another
 machine are the same data. `settings` are all others of the run, `outcome` is what `result.json`
-holds, `scores` are those the run had on its way. A run that is done twice has two lines; the last
-one counts. Settings that a line was written without had their defaults.
+holds, `scores` are those the run had on its way, `versions` those of the code. A run that is done
+twice has two lines; the last one counts. Settings that a line was written without had their
+defaults.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from thinwire.jobs import logs
 from thinwire.jobs.config import Run
 from thinwire.jobs.job import DEFAULTS, FAKE
 from thinwire.jobs.loop import Outcome
+from thinwire.jobs.versions import versions
 from thinwire.lab.workers import Refused
 
 NAME = "results.jsonl"
@@ -45,6 +47,7 @@ class Line:
     scores: list[dict[str, float]] = field(default_factory=list)
     checkpoint: str | None = None
     origin: str = ""  # a digest of data and checkpoint; "" if they could not be looked at
+    versions: dict[str, str] = field(default_factory=dict)  # of the code; lines of old have none
 
     @staticmethod
     def of(run: Run, workers: int, net: str, outcome: Outcome, out: Path) -> Line:
@@ -64,6 +67,7 @@ class Line:
             scores=list(by_step.values()),
             checkpoint=names[1],
             origin="-".join(digests) if all(digests) else "",
+            versions=versions(),
         )  # fmt: skip
 
     @cached_property

@@ -8,6 +8,7 @@ squares is.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from thinwire.jobs import vision
 from thinwire.jobs.catalogue import JOBS
 from thinwire.jobs.job import FAKE, Source, Task
+from thinwire.lab.workers import Refused
+from thinwire.spelling import meant
 
 Made = tuple[nn.Module, tuple[Any, ...]]
 Maker = Callable[[int], Made]
@@ -62,9 +65,10 @@ def maker(name: str) -> Maker:
         return partial(_job, name)
     place, colon, function = name.partition(":")
     if not colon:
+        known = dict.fromkeys([*BUILT_IN, *JOBS])
         raise ValueError(
-            f"unknown model {name!r}; there are {', '.join(dict.fromkeys([*BUILT_IN, *JOBS]))}, or "
-            "give module:function"
+            f"unknown model {name!r}; there are {', '.join(known)}, or give module:function"
+            f"{meant(name, known)}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -75,15 +79,34 @@ def maker(name: str) -> Maker:
             f"cannot load the model {name!r}: {error}; give a function of the batch size that "
             "returns (module, inputs)"
         ) from None
+    _check_call(name, found)
     made: Maker = found
     return made
 
 
+def _check_call(name: str, found: Any) -> None:
+    """Before workers are started, each of which would show where it failed."""
+    shown = f"a {type(found).__name__}"
+    if callable(found) and not isinstance(found, nn.Module):
+        try:
+            signature = inspect.signature(found)
+        except ValueError:  # of compiled code nothing is known
+            return
+        try:
+            signature.bind(1)
+            return
+        except TypeError:
+            shown = f"{name}({', '.join(signature.parameters)})"
+    raise ValueError(
+        f"a model is a function of the batch size alone that returns (module, inputs), got {shown}"
+    )
+
+
 def make(name: str, batch: int) -> Made:
-    """The model and its inputs, or a ValueError that says what was wrong with them."""
+    """The model and its inputs, or a refusal that says what was wrong with them."""
     made = maker(name)(batch)
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise ValueError(f"{name} must return (module, inputs), got {type(made).__name__}")
+        raise Refused(f"{name} must return (module, inputs), got {type(made).__name__}")
     net, inputs = made
     return net, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
 
@@ -93,7 +116,7 @@ def loss_of(output: Any) -> Tensor:
     if hasattr(output, "loss") and isinstance(output.loss, Tensor):  # as Hugging Face has it
         return output.loss
     if not isinstance(output, Tensor):
-        raise ValueError(f"the model must return a tensor, got {type(output).__name__}")
+        raise Refused(f"the model must return a tensor, got {type(output).__name__}")
     return output if output.dim() == 0 else output.square().mean()
 
 

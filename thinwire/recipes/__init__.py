@@ -42,6 +42,7 @@ from thinwire.recipes.values import (
     signsgd,
     terngrad,
 )
+from thinwire.spelling import meant
 
 __all__ = [  # noqa: RUF022  (the order in which people read them)
     "dense", "half", "bf16", "fp8", "int8", "onebit", "natural", "signsgd", "qsgd", "terngrad",
@@ -81,7 +82,8 @@ class UnknownRecipe(ValueError, AttributeError):
     """No recipe of that name; the message lists those there are."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"unknown recipe {name!r}; known are {', '.join(names())}")
+        known = ", ".join(names())
+        super().__init__(f"unknown recipe {name!r}; known are {known}{meant(name, names())}")
 
 
 def __getattr__(name: str) -> Callable[..., Reducer]:
@@ -121,8 +123,12 @@ def _called(
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError as error:
-        known = f"{function.__name__}{inspect.signature(function)}"
-        raise ValueError(f"in the recipe {call!r}: {error}; it is {known}") from None
+        known = list(inspect.signature(function).parameters)
+        strange = next((name for name in keywords if name not in known), None)
+        near = "" if strange is None else meant(strange, known)
+        raise ValueError(
+            f"in the recipe {call!r}: {error}; {function.__name__} takes {', '.join(known)}{near}"
+        ) from None
     try:
         return function(*args, **keywords)
     except TypeError as error:  # a string where a number should be, and the like
