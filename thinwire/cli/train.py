@@ -29,7 +29,7 @@ Workers = Annotated[
 Net = Annotated[
     str | None, typer.Option(help="Links of a rate, as 1gbit; none: loopback, the default.")
 ]
-DataPath = Annotated[str | None, typer.Option(help="Files, or fake; else what Python has.")]
+DataPath = Annotated[str | None, typer.Option(help="Files, or fake; else what comes with Python.")]
 Weights = Annotated[Path | None, typer.Option(help="A local checkpoint to start from.")]
 Config = Annotated[Path | None, typer.Option("--config", help="A TOML file; flags win over it.")]
 Setting = Annotated[
@@ -242,4 +242,5 @@ def _print(runs: list[Run], outcomes: list[Outcome]) -> None:
     by_job: dict[str, list[Outcome]] = {}
     for run, outcome in zip(runs, outcomes, strict=True):
         by_job.setdefault(run.job, []).append(outcome)
-    console.print(shown(compared.of_jobs(by_job), None, console.width))
+    data = dict.fromkeys(f"{run.job}, {run.size}, on {run.material}" for run in runs)
+    console.print(shown(compared.of_jobs(by_job), "; ".join(data), console.width))

@@ -41,6 +41,11 @@ class Run:
         checkpoint = None if self.checkpoint is None else Path(self.checkpoint)
         return Source(data=self.data, checkpoint=checkpoint, length=self.settings.length)
 
+    @property
+    def material(self) -> str:
+        """The data it trains on, by name where none was given."""
+        return find(self.job).embedded if self.data is None else self.data
+
     def reducer(self) -> Reducer | None:
         """None for what PyTorch does by itself."""
         return None if self.recipe in BASELINES else recipes.parse(self.recipe)
@@ -70,9 +75,11 @@ def made(values: dict[str, Any]) -> Run:
     if "epochs" in given and "steps" not in given:
         given = given | {"steps": 0}
     settings = settings_of(given, job.sizes[size])
+    data = values.get("data")
     run = Run(
         job=str(values["job"]), size=size, recipe=str(values.get("recipe", "dense()")),
-        settings=settings, data=values.get("data"), checkpoint=values.get("checkpoint"),
+        settings=settings, data=None if data == job.embedded else data,
+        checkpoint=values.get("checkpoint"),
         workers=values.get("workers"), net=values.get("net", "none"),
     )  # fmt: skip
     run.reducer()
@@ -102,7 +109,7 @@ def written(*runs: Run) -> str:
     """A run as TOML, everything in it; of several, what they differ in is a list."""
     import tomli_w
 
-    return tomli_w.dumps(_joined([asdict(run) for run in runs]))
+    return tomli_w.dumps(_joined([asdict(run) | {"data": run.material} for run in runs]))
 
 
 def _joined(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:

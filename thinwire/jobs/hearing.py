@@ -70,7 +70,8 @@ _AN4 = Settings(batch=2, rate=1e-3, epochs=100, weight_decay=1e-4, clip=400.0,
 
 JOBS = {
     "lstm-an4": Job(
-        about="LSTM speech with CTC, AN4 (Ok-Topk)", data=speech.LAYOUT, make=lstm_an4,
+        about="LSTM speech with CTC, AN4 (Ok-Topk)", data=speech.LAYOUT,
+        embedded="words spelt in tones", make=lstm_an4,
         sizes={"tiny": quick(8, 3e-3, 24, optimizer="adam"),
                "small": Settings(batch=8, rate=1e-3, epochs=20, optimizer="adam", clip=100.0),
                "paper": _AN4},

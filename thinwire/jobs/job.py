@@ -169,6 +169,7 @@ class Job:
 
     about: str
     data: str  # what --data expects
+    embedded: str  # what it trains on without --data
     make: Callable[[str, Source], Task]
     sizes: Mapping[str, Settings]
     reads: bool = False  # text, of some length

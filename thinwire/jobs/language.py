@@ -131,19 +131,23 @@ TINY = quick(8, 3e-3, 36, optimizer="adamw")
 
 JOBS = {
     "lstm-lm": Job(
-        about="LSTM language model, PTB (gTop-k)", data=TEXT, reads=True, make=lstm_lm,
+        about="LSTM language model, PTB (gTop-k)", data=TEXT,
+        embedded=text.EMBEDDED, reads=True, make=lstm_lm,
         sizes={"tiny": _TINY_LSTM, "small": _SMALL_LSTM, "paper": _WORDS},
     ),
     "lstm-wiki": Job(
-        about="LSTM language model, WikiText-2 (ADTopk)", data=TEXT, reads=True, make=lstm_wiki,
+        about="LSTM language model, WikiText-2 (ADTopk)", data=TEXT,
+        embedded=text.EMBEDDED, reads=True, make=lstm_wiki,
         sizes={"tiny": _TINY_LSTM, "small": _SMALL_LSTM, "paper": _WIKI},
     ),
     "gpt2": Job(
-        about="GPT-2, WikiText-103 (ADTopk)", data=TEXT, reads=True, make=gpt2,
+        about="GPT-2, WikiText-103 (ADTopk)", data=TEXT,
+        embedded=text.EMBEDDED, reads=True, make=gpt2,
         sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
     ),
     "gpt2-large": Job(
-        about="the same, GPT-2 large", data=TEXT, reads=True, make=gpt2_large,
+        about="the same, GPT-2 large", data=TEXT,
+        embedded=text.EMBEDDED, reads=True, make=gpt2_large,
         sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
     ),
 }  # fmt: skip

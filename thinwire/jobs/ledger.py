@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.jobs import logs
+from thinwire.jobs.catalogue import JOBS
 from thinwire.jobs.config import Run
 from thinwire.jobs.job import DEFAULTS, FAKE
 from thinwire.jobs.loop import Outcome
@@ -85,7 +86,9 @@ class Line:
     def place(self) -> str:
         """What lines of one table have in common."""
         links = "loopback" if self.net == "none" else self.net
-        data = "embedded data" if self.data is None else self.data
+        data = self.data
+        if data is None:  # a line may be of a job that is not here
+            data = JOBS[self.job].embedded if self.job in JOBS else "embedded data"
         start = "" if self.checkpoint is None else f" from {self.checkpoint}"
         return f"{self.job}{start}, {self.size}, {data}, {self.workers} workers, {links}"
 

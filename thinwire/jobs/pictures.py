@@ -19,6 +19,7 @@ LAYOUT = (
     "cifar-10-python.tar.gz or cifar-100-python.tar.gz, an .npz sample of CIFAR-10, or ImageNet's "
     "train/<class>/ and val/<class>/"
 )
+DIGITS = "scikit-learn digits"
 RESNETS = {
     "resnet50": ((3, 4, 6, 3), (256, 512, 1024, 2048)),
     "resnet152": ((3, 8, 36, 3), (256, 512, 1024, 2048)),
@@ -173,35 +174,36 @@ _VIT = Settings(batch=32, rate=5e-5, epochs=80, optimizer="adamw", schedule="lin
 
 JOBS = {
     "mlp": Job(
-        about="two hidden layers on digits or MNIST", data="MNIST's four .gz files", make=mlp,
+        about="two hidden layers on digits or MNIST", data="MNIST's four .gz files",
+        embedded=DIGITS, make=mlp,
         sizes={"tiny": quick(16, 0.1, 60), "small": Settings(batch=32, rate=0.1, epochs=10),
                "paper": Settings(batch=64, rate=0.1, epochs=20)},
     ),
     "mnist": Job(
-        about="PyTorch's MNIST example", data="MNIST's four .gz files", make=mnist,
+        about="PyTorch's MNIST example", data="MNIST's four .gz files", embedded=DIGITS, make=mnist,
         sizes={"tiny": quick(16, 0.05, 30), "small": Settings(batch=32, rate=0.05, epochs=5),
                "paper": Settings(batch=64, rate=0.05, epochs=14)},
     ),
     "resnet20": Job(
-        about="ResNet-20, CIFAR-10 (gTop-k)", data=LAYOUT, make=resnet20,
+        about="ResNet-20, CIFAR-10 (gTop-k)", data=LAYOUT, embedded=DIGITS, make=resnet20,
         sizes={"tiny": quick(16, 0.1, 40), "small": _STUDY, "paper": _GTOPK},
     ),
     "resnet50": Job(
-        about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", data=LAYOUT,
+        about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", data=LAYOUT, embedded=DIGITS,
         make=resnet("resnet50"),
         sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
     ),
     "resnet152": Job(
-        about="ResNet-152, ImageNet (ADTopk, ACP-SGD)", data=LAYOUT,
+        about="ResNet-152, ImageNet (ADTopk, ACP-SGD)", data=LAYOUT, embedded=DIGITS,
         make=resnet("resnet152"),
         sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
     ),
     "vgg16": Job(
-        about="VGG-16, CIFAR-10 (Ok-Topk)", data=LAYOUT, make=vgg16,
+        about="VGG-16, CIFAR-10 (Ok-Topk)", data=LAYOUT, embedded=DIGITS, make=vgg16,
         sizes={"tiny": quick(16, 0.005, 40), "small": _SOON, "paper": _OKTOPK},
     ),
     "vit": Job(
-        about="ViT-L/16, ImageNet (ADTopk)", data=LAYOUT, make=vit,
+        about="ViT-L/16, ImageNet (ADTopk)", data=LAYOUT, embedded=DIGITS, make=vit,
         sizes={"tiny": quick(16, 2e-3, 60, optimizer="adamw"),
                "small": Settings(batch=32, rate=1e-3, epochs=10, optimizer="adamw", warmup=1),
                "paper": _VIT},

@@ -271,6 +271,8 @@ def _one(
             (out / logs.RESULT).unlink(missing_ok=True)
             logs.written(out / logs.CONFIG, config.written(run))
             log = logs.Log(out, saved.steps(out)[-1] if resume else 0)
+            if not resume:
+                log.add({"step": 0, "data": run.material})
         if log is not None:
             log.add(record)
         if "seconds" not in record or time.monotonic() - last > EVERY:

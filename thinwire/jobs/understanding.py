@@ -180,19 +180,23 @@ _ANSWERING = Settings(batch=4, rate=3e-5, epochs=3, warmup=0.3, optimizer="adamw
 
 JOBS = {
     "bert": Job(
-        about="BERT pretraining from plain text (Ok-Topk)", data=TEXT, reads=True, make=bert,
+        about="BERT pretraining from plain text (Ok-Topk)", data=TEXT,
+        embedded=text.EMBEDDED, reads=True, make=bert,
         sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
     ),
     "bert-large": Job(
-        about="the same, BERT-large (ACP-SGD)", data=TEXT, reads=True, make=bert_large,
+        about="the same, BERT-large (ACP-SGD)", data=TEXT,
+        embedded=text.EMBEDDED, reads=True, make=bert_large,
         sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
     ),
     "squad": Job(
-        about="BERT on SQuAD v1.1 (ADTopk)", data=questions.LAYOUT, reads=True, make=squad,
+        about="BERT on SQuAD v1.1 (ADTopk)", data=questions.LAYOUT,
+        embedded=f"questions on {text.EMBEDDED}", reads=True, make=squad,
         sizes={"tiny": TINY, "small": SMALL, "paper": _ANSWERING},
     ),
     "squad-large": Job(
-        about="the same, BERT-large (ADTopk)", data=questions.LAYOUT, reads=True, make=squad_large,
+        about="the same, BERT-large (ADTopk)", data=questions.LAYOUT,
+        embedded=f"questions on {text.EMBEDDED}", reads=True, make=squad_large,
         sizes={"tiny": TINY, "small": SMALL, "paper": replace(_ANSWERING, epochs=30, warmup=3)},
     ),
 }  # fmt: skip

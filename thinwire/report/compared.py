@@ -124,10 +124,11 @@ def page(entries: Sequence[Entry]) -> Page:
     sections: list[Section] = []
     for job in jobs:
         sections += _sections(job, [entry for entry in entries if entry.run.job == job])
+    data = dict.fromkeys(f"{entry.run.job}: {entry.run.material}" for entry in entries)
     count = len({entry.run.recipe for entry in entries})
     lead = (
         f"{count} recipes, {entries[0].run.size} size, {len(entries)} runs; every run of a job has "
-        "the same data, seeds and steps."
+        f"the same data ({'; '.join(data)}), seeds and steps."
     )
     return Page(title=f"Comparison: {', '.join(jobs)}", lead=lead, sections=sections)
 

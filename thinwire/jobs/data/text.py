@@ -34,6 +34,8 @@ FEWEST_WORDS = 3  # of a sentence; headings and remains are none
 _SENTENCE = re.compile(r"\n|(?<=[.!?])\s+")
 UNKNOWN, MASK, PAD, FIRST, END = "<unk>", "[MASK]", "[PAD]", "[CLS]", "[SEP]"
 
+EMBEDDED = "Python's own sources"
+
 
 def library(limit: int) -> tuple[str, str]:
     """Source of the standard library, for training and for the test: the last tenth."""
