@@ -37,7 +37,7 @@ class Pool:
             worker.start()
 
     def run(
-        self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 90.0
+        self, world: int, function: Callable[..., Any], *args: Any, timeout: float = 300.0
     ) -> list[Any]:
         """function(rank, world, *args) on every rank; the results in rank order."""
         with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ class Pool:
             worker.join()
 
 
-def once(world: int, function: Callable[..., Any], *args: Any, timeout: float = 90.0) -> list[Any]:
+def once(world: int, function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> list[Any]:
     """The same in processes of its own, for calls that leave a process unusable."""
     pool = Pool(world)
     try:

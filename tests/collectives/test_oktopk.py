@@ -78,7 +78,7 @@ def figures(world: int, wire: str, scale: torch.Tensor) -> list[tuple[int, int, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800 if FULL else 120)
+@pytest.mark.timeout(1800 if FULL else 600)
 @pytest.mark.parametrize(("wire", "limit", "world"), CASES)
 def test_bytes_and_energy(wire, limit, world):
     k = SIZE // 100

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def test_recipes_over_mpi(world):
     done = subprocess.run(
         [*mpirun(world), sys.executable, "-m", "tests.comm.mpi_check"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

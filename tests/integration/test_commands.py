@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
+import thinwire as package
 from thinwire import recipes
 from thinwire.cli.app import app
 from thinwire.lab import netns, workers
@@ -23,13 +25,13 @@ from thinwire.lab import netns, workers
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 def run(*command: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=cwd or ROOT, env={**os.environ, "COLUMNS": "80", **env},
-        capture_output=True, text=True, timeout=170,
+        capture_output=True, text=True,
     )  # fmt: skip
 
 
@@ -65,6 +67,11 @@ def test_demo_is_honest() -> None:
         (("demo", "--workers", "two"), "parse string as an integer"),
         (("dmeo",), "No such command"),
         (("list", "--net", "fast"), "a rate is a number and a unit"),
+        (("list", "--params", "1.5"), "'1.5' is not a whole number, as 1000000 or 1e6"),
+        (("list", "--params", "many"), "'many' is not a whole number"),
+        (("list", "--k", "0"), "0 is not in the range x>=1"),
+        (("trace", "--params", "1e1"), "1e1 is not in the range x>=100"),
+        (("bench", "step", "--model", "smal"), "; did you mean small?"),
         (("trace", "--net", "fast"), "a rate is a number and a unit"),
         (("trace", "--recipe", "topk(wire='morse')"), "wire must be one of fp32, fp16"),
         (("trace", "--recipe", "topk(collective='pigeon')"), "collective must be one of gather"),
@@ -90,6 +97,42 @@ def test_wrong_calls_exit_with_2(arguments: tuple[str, ...], said: str) -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("command", [(), ("train",), ("bench", "step")])
+def test_help_has_a_short_form(command: tuple[str, ...]) -> None:
+    short, long = (
+        CliRunner().invoke(app, [*command, flag], env={"COLUMNS": "80"})
+        for flag in ("-h", "--help")
+    )
+    assert short.exit_code == 0 and short.output == long.output
+    assert max(map(len, short.output.splitlines())) <= 80
+
+
+def test_the_version_names_the_code_and_torch() -> None:
+    done = CliRunner().invoke(app, ["--version"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    assert done.output.startswith(f"thinwire {package.__version__}, ")
+    assert done.output.endswith(f"torch {torch.__version__}\n") and done.output.count("\n") == 1
+
+
+def test_completion_is_there() -> None:
+    done = run(str(BIN / "thinwire"), _THINWIRE_COMPLETE="complete_bash", COMP_WORDS="thinwire tr",
+               COMP_CWORD="1")  # fmt: skip
+    assert done.stdout.split() == ["trace", "train"], done.stderr
+
+
+INTERRUPTED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(INTERRUPTED)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "thinwire.cli", "demo"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path}, preexec_fn=heed_interrupts,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "thinwire: interrupted\n")
+
+
 def test_the_command_itself_exits_with_2() -> None:
     done = thinwire("list", "--net", "fast")
     assert done.returncode == 2
@@ -107,7 +150,7 @@ def test_list() -> None:
 
 
 def test_list_as_json() -> None:
-    done = thinwire("list", "--params", "1000000", "--world", "8", "--k", "1000", "--json")
+    done = thinwire("list", "--params", "1e6", "--world", "8", "--k", "1_000", "--json")
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
     assert [entry["name"] for entry in listed["recipes"]] == recipes.names()
@@ -155,8 +198,9 @@ def test_bench_step(tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == [*REFERENCES, recipe]
     assert rows[6]["bytes_sent"] < rows[2]["bytes_sent"] / 20
     done = run(str(BIN / "thinwire"), "bench", "step", "--model", "mine:wrong", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "mine:wrong must return (module, inputs), got int" in " ".join(done.stderr.split())
+    assert done.returncode == 2
+    (told,) = done.stderr.splitlines()
+    assert told == "thinwire: mine:wrong must return (module, inputs), got int"
 
 
 def test_bench_kernels(tmp_path: Path) -> None:
@@ -229,8 +273,8 @@ def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=heed_interrupts,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while len(children(parent.pid)) < 4 and time.monotonic() < deadline:
+    while len(children(parent.pid)) < 4:
+        assert parent.poll() is None, parent.communicate()
         time.sleep(0.2)
     time.sleep(4)  # well into training
     started = children(parent.pid)
@@ -239,13 +283,11 @@ def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
         os.killpg(parent.pid, sent)  # a terminal's Ctrl-C reaches the whole group
     else:
         parent.send_signal(sent)
-    _, errors = parent.communicate(timeout=30)
+    _, errors = parent.communicate()
     assert parent.returncode == code, errors
     assert "Traceback" not in errors
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in started) and time.monotonic() < deadline:
+    while any(alive(pid) for pid in started):  # for ever, if one stays behind
         time.sleep(0.2)
-    assert not [pid for pid in started if alive(pid)]
 
 
 def heed_interrupts() -> None:

@@ -17,7 +17,7 @@ from tests.integration.common import KINDS, WIDTH, batch, ddp, mlp, sgd, train, 
 from tests.processes import Pool
 from thinwire import recipes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def same_everywhere(results: list[Tensor]) -> Tensor:

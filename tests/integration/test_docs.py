@@ -14,7 +14,7 @@ from tests.integration.common import ddp, mlp, sgd, train, weights
 from tests.processes import Pool
 from thinwire import recipes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
 
 

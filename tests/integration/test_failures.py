@@ -16,7 +16,7 @@ from thinwire import RankFailed, RankMismatch, recipes
 from thinwire.combinators import Remember
 from thinwire.reducers import Select
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 class Exploding:

@@ -20,7 +20,7 @@ from tests.processes import Pool
 from thinwire import recipes
 from thinwire.memory import Residual
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 class Recorder:

@@ -15,7 +15,7 @@ from tests.processes import Pool
 from thinwire import recipes
 from thinwire.memory import MomentumCorrected, Residual
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 RATED = recipes.topk(density=0.1, memory=Residual(learning_rate=True))
 
 

@@ -27,7 +27,7 @@ from tests.processes import Pool, once
 from thinwire import recipes
 from thinwire.combinators import Route
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def distributed(net: nn.Module, optimizer: Any, recipe: Any, **keywords: Any) -> thinwire.Sync:

@@ -15,7 +15,7 @@ from tests.integration.common import KINDS, SMALL_BUCKETS, batch, ddp, mlp, sgd,
 from tests.processes import Pool, WorkerError, once
 from thinwire import recipes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 # A ragged gather beside an all-reduce, and factors that alternate, take the full number of steps;

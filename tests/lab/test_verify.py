@@ -43,7 +43,6 @@ def test_what_is_known_is_not_measured_again(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.skipif(netns.unavailable() is not None, reason=str(netns.unavailable()))
 def test_a_cell_is_predicted_measured_and_kept(tmp_path):
     path = tmp_path / "verify.jsonl"

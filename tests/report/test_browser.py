@@ -33,7 +33,7 @@ def browse(*flags: str) -> subprocess.CompletedProcess[str]:
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
         "--host-resolver-rules=MAP * ~NOTFOUND", *flags,
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
 @pytest.mark.slow

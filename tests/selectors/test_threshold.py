@@ -149,7 +149,6 @@ def test_corrected_counts_stay_near_k_while_a_residual_grows(samples, name, data
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CORRECTED)
 def test_the_same_with_a_million(samples, name):
     k = 1_000

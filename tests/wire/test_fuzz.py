@@ -75,7 +75,6 @@ def is_ascending(indices: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", INDICES)
 def test_index_decoders(name):
     code, mine = INDICES[name], sample()
@@ -89,7 +88,6 @@ def test_index_decoders(name):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", VALUES)
 def test_value_decoders(name):
     codec, mine = VALUES[name], sample()
@@ -102,7 +100,6 @@ def test_value_decoders(name):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", INDICES)
 def test_whole_messages_and_slots(name):
     """Counts and lengths are damaged too."""

@@ -13,6 +13,7 @@ from thinwire import recipes
 from thinwire.jobs.catalogue import find
 from thinwire.jobs.job import SIZES, Settings, Source, settings_of
 from thinwire.lab.baselines import HALF, PLAIN, POWER
+from thinwire.plan import units
 from thinwire.protocols import Reducer
 from thinwire.spelling import meant
 
@@ -83,6 +84,8 @@ def made(values: dict[str, Any]) -> Run:
         workers=values.get("workers"), net=values.get("net", "none"),
     )  # fmt: skip
     run.reducer()
+    if run.net != "none":
+        units.rate(run.net)
     if run.job not in OWN and find_spec("transformers") is None:
         raise ValueError(f"{run.job} needs transformers: pip install 'thinwire[jobs]'")
     if settings.length and not job.reads:
