@@ -19,7 +19,7 @@ def counted(rank: int, world: int) -> tuple[list[str], list[int]]:
     models: list[int] = []
 
     def report(message: Any) -> None:
-        models.append(sum(isinstance(o, DistributedDataParallel) for o in gc.get_objects()))
+        models.append(sum(type(o) is DistributedDataParallel for o in gc.get_objects()))
 
     rows = step._worker(rank, world, report, CALLS, step.Trial(model="conv", batch=1, rounds=1))
     return [row.name for row in rows], models
