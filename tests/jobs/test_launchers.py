@@ -16,6 +16,7 @@ import pytest
 
 from thinwire.jobs import launch, logs, saved
 from thinwire.jobs.launch import agreed, launched
+from thinwire.lab import netns
 from thinwire.lab.collectives import mpirun
 from thinwire.lab.workers import Refused
 
@@ -221,3 +222,27 @@ def _agreement(rank, world, who):
     except Refused as error:
         return str(error)
     return "fine"
+
+
+@pytest.mark.skipif(netns.unavailable() is not None, reason=f"{netns.unavailable()}")
+def test_machines_that_take_their_name_for_loopback_are_told_the_variable_to_set():
+    """Two machines whose host name resolves to 127.0.0.1, as Debian has it: one line on both."""
+    with netns.shaped(2, "1gbit") as spaces:
+        both = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", space, *START, "train", "mlp", "--steps", "2"],
+                text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                env=_environment({
+                    "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+                    "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29517",
+                }),
+            )
+            for rank, space in enumerate(spaces)
+        ]  # fmt: skip
+        code, _, said = _ended(both)
+    assert code == 2, said
+    assert [step.returncode for step in both] == [2, 2]
+    assert said.count("set GLOO_SOCKET_IFNAME") == 1
+    assert "worker 0 would tell other machines its loopback address 127.0.0.1" in said
+    assert "eth0 10.77.0.1" in said
+    assert "Traceback" not in said

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
+from thinwire.engine.rendezvous import interfaces, named_interfaces
 from thinwire.lab.workers import Refused
 
 # who started us: rank, world, rank on this machine, and something that names the job
@@ -63,8 +69,57 @@ def join(patience: timedelta | None = None) -> Place:
     if gpus:
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=world, timeout=patience)
+    limit = patience or dist.default_pg_timeout
+    store, _, _ = next(rendezvous("env://", rank, world, timeout=limit))
+    _check_addresses(store, rank, world)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
     return Place(rank=rank, world=world, device=device)
+
+
+def _check_addresses(store: Any, rank: int, world: int) -> None:
+    """Refuse, on all ranks in the same words, what gloo would fail at on one and hang at on the
+    others: machines that take their own name for loopback."""
+    machine = _machine()
+    mine = [machine, _own_address(), named_interfaces()]
+    store.set(f"address/{rank}", json.dumps(mine))
+    everyone = [json.loads(store.get(f"address/{other}")) for other in range(world)]
+    if len({machine for machine, _, _ in everyone}) == 1:
+        return
+    for other, (_, address, there) in enumerate(everyone):
+        if ipaddress.ip_address(address).is_loopback:
+            raise ValueError(
+                f"worker {other} would tell other machines its loopback address {address}; set "
+                "GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME for GPUs) on every machine to the "
+                f"interface that leads to the others; it has {there}"
+            )
+
+
+def _machine() -> str:
+    """What tells this machine, or container, from others."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def _own_address() -> str:
+    """The address that gloo will tell the others."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if named:
+        return interfaces().get(named, "0.0.0.0")  # gloo itself says if it is not there
+    for family, kind, protocol, _, address in _resolved(socket.gethostname()):
+        with socket.socket(family, kind, protocol) as trial, suppress(OSError):
+            trial.bind((address[0], 0))
+            return str(address[0])
+    return "127.0.0.1"
+
+
+def _resolved(name: str) -> list[Any]:
+    try:
+        return socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
 
 
 @contextmanager
