@@ -22,7 +22,11 @@ def describe(thing: Any, depth: int = 0) -> str:
     if depth > DEEPEST:  # a function that refers to itself
         return "..."
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        fields = (f"{f.name}={inside(getattr(thing, f.name))}" for f in dataclasses.fields(thing))
+        fields = (
+            f"{f.name}={inside(getattr(thing, f.name))}"
+            for f in dataclasses.fields(thing)
+            if f.repr
+        )
         return f"{type(thing).__name__}({', '.join(fields)})"
     if isinstance(thing, partial):
         return f"partial({inside(thing.func)}, {inside(thing.args)}, {inside(thing.keywords)})"

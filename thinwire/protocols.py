@@ -90,6 +90,7 @@ class Pass:
     """
 
     coefficients: Tensor  # mine, flat; the wire may round them
+    sizes: Sequence[int]  # how many are of each parameter, in their order
     lift: Callable[[Tensor], Payload]
     learn: Callable[[Tensor], None]  # given the mean coefficients, same on all ranks
 
@@ -99,7 +100,7 @@ class Frame(Protocol):
 
     def passes(self, bucket: Bucket) -> Iterator[Pass]: ...
 
-    def sizes(self, layout: Layout, step: int) -> list[int]: ...  # coefficients a pass, for pricing
+    def sizes(self, layout: Layout, step: int) -> list[list[int]]: ...  # of each pass, for pricing
 
 
 class Collective(Protocol):

@@ -44,7 +44,7 @@ class Project:
             coefficients = step.coefficients
             if not bucket.finite:  # poison the sum, so that every rank learns of it
                 coefficients = torch.full_like(coefficients, float("nan"))
-            mean, mine = link.all_reduce(coefficients)
+            mean, mine = link.all_reduce(coefficients, step.sizes)
             if not kernels.finite(mean):
                 return _aborted(_written(step.lift(mean), bucket), _unused(bucket, link))
             step.learn(mean)
@@ -55,7 +55,7 @@ class Project:
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         sizes = self.frame.sizes(layout, step)
-        return sum((reduce_traffic(n, world, self.wire) for n in sizes), Traffic())
+        return sum((reduce_traffic(sum(of), world, self.wire, sizes=of) for of in sizes), Traffic())
 
 
 @dataclass(frozen=True, kw_only=True)

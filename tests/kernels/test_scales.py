@@ -98,6 +98,19 @@ def test_levels(fast, x, block, norm, clip, fitted):
 
 
 @SCALES
+def test_blocks_that_end_where_parameters_end(fast):
+    x, edges = NUMBERS["random"], torch.tensor([0, 3, 10, 11, 160, 300])
+    scale, codes = alike(fast, "int8_encode", x, 160, edges)
+    alike(fast, "scaled", codes, scale, 160, edges)
+    scale, codes = alike(fast, "fp8_encode", x, 160, edges)
+    alike(fast, "fp8_decode", codes, scale, 160, edges)
+    alike(fast, "sign_encode", x, 160, edges)
+    above, below, _ = alike(fast, "onebit_encode", x, 160, edges)
+    alike(fast, "either", (x >= 0).to(torch.uint8), above, below, 160, edges)
+    alike(fast, "levels_encode", x, 160, 7, SEED, edges, norm="l2", clip=1.5, fitted=True)
+
+
+@SCALES
 @numbers
 def test_powers_of_two(fast, x):
     top, codes = alike(fast, "natural_encode", x, SEED)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from thinwire import Bucket, kernels, recipes
 from thinwire.comm import local
+from thinwire.comm.metered import Metered
 from thinwire.protocols import WireError
 from thinwire.wire import Wire
-from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, OneBit, Signs
-from thinwire.wire.link import Link
+from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, OneBit, Signs, cut
+from thinwire.wire.link import Link, reduce_traffic
 from thinwire.wire.packing import packed_bytes, unpacked
 from thinwire.wire.values import Bf16, Exact, Half
 
@@ -232,6 +233,80 @@ def test_what_stays_with_its_owner_is_rounded_once():
         own = slice(256 * rank, 256 * (rank + 1))
         sent = shares.sum(dim=0) - shares[rank]
         assert torch.allclose(mean[own], round_trip(codec, (xs[rank] + sent)[own] / 4), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "signs", "onebit"])
+def test_stretches_coded_together_are_coded_as_if_alone(name):
+    x, sizes = draw(300), [100, 1, 64, 135]
+    x[100:165] /= 1000
+    together = round_trip(cut(CODECS[name], (100, 101, 165, 300)), x)
+    alone = torch.cat([round_trip(CODECS[name], part) for part in x.split(sizes)])
+    assert torch.equal(together, alone)
+    assert not torch.equal(together, round_trip(CODECS[name], x))
+
+
+def layers(rank):
+    """Weights, and norms whose gradients are a hundredth of theirs."""
+    grads = {}
+    for layer in range(8):
+        grads[f"{layer}.weight"] = draw(32 * 288, 100 * rank + layer).view(32, 288)
+        grads[f"{layer}.norm"] = draw(32, 100 * rank + layer + 50) / 100
+        grads[f"{layer}.bias"] = draw(32, 100 * rank + layer + 70) / 100
+    return grads
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("int8", 0.02), ("fp8", 0.05), ("qsgd", 0.3), ("terngrad", 1.6), ("signsgd", 0.85),
+     ("onebit", 0.85)],
+)  # fmt: skip
+def test_norms_are_as_good_as_weights(name, most):
+    """Blocks that straddle parameters would give norms the scale of weights: errors of 0.04 (fp8)
+    to 60 (signs) times the norms' gradients."""
+    recipe, each = getattr(recipes, name)(memory="none"), [layers(rank) for rank in range(4)]
+
+    def worker(comm):
+        bucket = Bucket.of(each[comm.rank], state={})
+        mean = recipe.reduce(bucket, comm).mean
+        return {slot.name: slot.view(mean).clone() for slot in bucket.layout.slots}
+
+    for mean in local.run(4, worker):
+        for kind in ("weight", "norm", "bias"):
+            found = torch.cat([mean[f"{layer}.{kind}"].view(-1) for layer in range(8)])
+            true = sum(
+                torch.cat([grads[f"{layer}.{kind}"].view(-1) for layer in range(8)])
+                for grads in each
+            ) / 4  # fmt: skip
+            assert float((found - true).norm() / true.norm()) < most, kind
+
+
+@pytest.mark.parametrize("name", ["int8", "onebit", "qsgd"])
+@pytest.mark.parametrize("world", [1, 3, 4])
+@pytest.mark.parametrize("sizes", [[5], [1, 1], [300, 7, 1, 0, 600, 33], [2, 5000, 5]])
+def test_metered_is_priced_and_the_law_holds_whatever_the_cut(name, world, sizes):
+    """Chunks of the all-to-all cut blocks too, and all are as long as the longest."""
+    codec = {"int8": Int8(64), "onebit": OneBit(64), "qsgd": Levels(block=64)}[name]
+    xs = [draw(sum(sizes), rank) for rank in range(world)]
+
+    def worker(comm):
+        meter = Metered(comm)
+        mean, share = Link(meter, Wire(values=codec)).all_reduce(xs[comm.rank], sizes)
+        return mean, share, meter.traffic
+
+    results = local.run(world, worker)
+    average = sum(share for _, share, _ in results) / world
+    for mean, _, metered in results:
+        assert torch.equal(mean, results[0][0]) and torch.allclose(mean, average, atol=1e-5)
+        assert metered == reduce_traffic(sum(sizes), world, Wire(values=codec), sizes=sizes)
+
+
+def test_an_average_has_no_padding_in_it():
+    """Of 5 numbers on 4 ranks the chunks have 2, 2, 1 and none: one bit of the last 1 is its own
+    magnitude, not that of the number and of what fills the chunk up."""
+    xs = [torch.tensor([1.0, 1.0, 1.0, 1.0, 8.0])] * 4
+    results = local.run(4, lambda comm: Link(comm, Wire(values=Signs(64))).all_reduce(xs[0]))
+    for mean, share in results:
+        assert mean.tolist() == share.tolist() == [1.0, 1.0, 1.0, 1.0, 8.0]
 
 
 def test_one_bit_a_value_is_one_bit_on_the_wire():

@@ -99,11 +99,11 @@ class LowRank:
             factors = [self._factor(slot, scope.of(slot), x, rank) for slot in factored]
             yield self._pass(x, factors, riders if last else [], scope)
 
-    def sizes(self, layout: Layout, step: int) -> list[int]:
+    def sizes(self, layout: Layout, step: int) -> list[list[int]]:
         rank = self._rank_at(step)
         matrices = [slot for slot in layout.slots if self._shrinks(slot, rank)]
-        riders = sum(slot.numel for slot in layout.slots) - sum(slot.numel for slot in matrices)
-        by_side = [sum(s.matrix[side] * _columns(s, rank) for s in matrices) for side in (P, Q)]
+        riders = [slot.numel for slot in layout.slots if slot not in matrices]
+        by_side = [[s.matrix[side] * _columns(s, rank) for s in matrices] for side in (P, Q)]
         if self.rounds == 1:
             return [by_side[step % 2] + riders]
         return ([by_side[P]] if matrices else []) + [by_side[Q] + riders]
@@ -130,7 +130,8 @@ class LowRank:
                     state["side"] = 1 - factor.side
                     state["basis"] = piece.reshape(factor.shape).clone()
 
-        return Pass(coefficients=torch.cat([x[:0], *parts]), lift=lift, learn=learn)
+        together = torch.cat([x[:0], *parts])
+        return Pass(coefficients=together, sizes=widths, lift=lift, learn=learn)
 
     def _factor(self, slot: Slot, state: dict[str, Any], x: Tensor, rank: int) -> _Factor:
         side = int(state.get("side", P))

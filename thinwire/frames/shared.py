@@ -30,17 +30,23 @@ class Identity:
 
     def passes(self, bucket: Bucket) -> Iterator[Pass]:
         x, layout = bucket.take(), bucket.layout
+        (sizes,) = self.sizes(layout, bucket.step)
         if layout.runs == ((0, layout.numel),):
             # Inside a memory x is the residual itself, which is cleared before `sent` is done with.
             mine = x.clone() if isinstance(bucket.flat, Sum) else x
-            yield Pass(coefficients=mine, lift=Dense, learn=_nothing_to_learn)
+            yield Pass(coefficients=mine, sizes=sizes, lift=Dense, learn=_nothing_to_learn)
             return
         mine = torch.cat([x[start:stop] for start, stop in layout.runs] or [x[:0]])
         mine = mine.to(working_dtype(x.dtype))
-        yield Pass(coefficients=mine, lift=lambda c: _at_runs(c, layout), learn=_nothing_to_learn)
+        yield Pass(
+            coefficients=mine,
+            sizes=sizes,
+            lift=lambda c: _at_runs(c, layout),
+            learn=_nothing_to_learn,
+        )
 
-    def sizes(self, layout: Layout, step: int) -> list[int]:
-        return [layout.size]
+    def sizes(self, layout: Layout, step: int) -> list[list[int]]:
+        return [[slot.numel for slot in layout.slots]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +70,13 @@ class SharedCoordinates:
             mine.fill_(float("nan"))  # nobody may miss it because it was not drawn
         yield Pass(
             coefficients=mine,
+            sizes=self.sizes(bucket.layout, bucket.step)[0],
             lift=lambda values: Sparse(indices, values, x.numel()),
             learn=_nothing_to_learn,
         )
 
-    def sizes(self, layout: Layout, step: int) -> list[int]:
-        return [sum(kept(slot, self.density, step) for slot in layout.slots if slot.numel)]
+    def sizes(self, layout: Layout, step: int) -> list[list[int]]:
+        return [[kept(slot, self.density, step) for slot in layout.slots if slot.numel]]
 
     def _drawn(self, bucket: Bucket) -> Iterator[Tensor]:
         for slot in bucket.layout.slots:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.reference import Memo, Runs
+from thinwire.kernels.scales import Edges
 
 __all__ = [
     "above", "accumulate", "add_topk", "ascending", "bf16_encode", "bitmap_decode", "bitmap_encode",
@@ -174,54 +175,55 @@ def unpack(data: Tensor, bits: int, n: int) -> Tensor:
     return codes
 
 
-def int8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def int8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """A scale a block, and whole multiples of it."""
-    both: tuple[Tensor, Tensor] = SCALES.floats(x).int8_encode(x, block)
+    both: tuple[Tensor, Tensor] = SCALES.floats(x).int8_encode(x, block, edges)
     return both
 
 
-def sign_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def sign_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """The mean magnitude of every block, and the signs, packed."""
-    both: tuple[Tensor, Tensor] = SCALES.floats(x).sign_encode(x, block)
+    both: tuple[Tensor, Tensor] = SCALES.floats(x).sign_encode(x, block, edges)
     return both
 
 
-def scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:
+def scaled(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
     """Codes times the scale of their block, in its precision."""
-    values: Tensor = SCALES.floats(scale).scaled(codes, scale, block)
+    values: Tensor = SCALES.floats(scale).scaled(codes, scale, block, edges)
     return values
 
 
-def fp8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def fp8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """A scale a block, and e4m3 multiples of it."""
-    both: tuple[Tensor, Tensor] = SCALES.floats(x).fp8_encode(x, block)
+    both: tuple[Tensor, Tensor] = SCALES.floats(x).fp8_encode(x, block, edges)
     return both
 
 
-def fp8_decode(codes: Tensor, scale: Tensor, block: int) -> Tensor:
+def fp8_decode(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
     """The numbers, in the precision of the scale."""
-    values: Tensor = SCALES.floats(scale).fp8_decode(codes, scale, block)
+    values: Tensor = SCALES.floats(scale).fp8_decode(codes, scale, block, edges)
     return values
 
 
-def onebit_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def onebit_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor, Tensor]:
     """The means of every block's positive and negative numbers, and the signs, packed."""
-    three: tuple[Tensor, Tensor, Tensor] = SCALES.floats(x).onebit_encode(x, block)
+    three: tuple[Tensor, Tensor, Tensor] = SCALES.floats(x).onebit_encode(x, block, edges)
     return three
 
 
-def either(signs: Tensor, above: Tensor, below: Tensor, block: int) -> Tensor:
+def either(signs: Tensor, above: Tensor, below: Tensor, block: int, edges: Edges = None) -> Tensor:
     """The one number of its block where the code is 1, the other where it is 0."""
-    values: Tensor = SCALES.floats(above, below).either(signs, above, below, block)
+    values: Tensor = SCALES.floats(above, below).either(signs, above, below, block, edges)
     return values
 
 
 def levels_encode(
-    x: Tensor, block: int, levels: int, seed: int, *, norm: str, clip: float | None, fitted: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, block: int, levels: int, seed: int, edges: Edges = None,
+    *, norm: str, clip: float | None, fitted: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """A scale a block, and whole multiples of it at random, from 0 for -levels."""
     both: tuple[Tensor, Tensor] = SCALES.floats(x).levels_encode(
-        x, block, levels, seed, norm=norm, clip=clip, fitted=fitted
+        x, block, levels, seed, edges, norm=norm, clip=clip, fitted=fitted
     )
     return both
 

@@ -6,8 +6,9 @@
     sign_encode, onebit_encode      one bit and one or two means a block; `either` is onebit's back
     natural_encode, natural_decode  a sign and a power of two, rounded at random
 
-A block that holds a NaN or an infinity has the scale NaN and the codes of zero; the last block may
-be short. Sums inside a block are taken in double precision, so that the order in which a kernel
+Blocks have `block` entries, the last one what is left; or they are those between `edges`, none of
+which may be longer. A block that holds a NaN or an infinity has the scale NaN and the codes of
+zero. Sums inside a block are taken in double precision, so that the order in which a kernel
 adds up hardly ever shows. Random numbers are hashes of a seed and a place: the same on any device,
 in any number of parts.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from thinwire.kernels.bits import pack
 
@@ -27,6 +27,7 @@ TOP_HALF = (2 - 2**-10) * 2.0**127  # single precision with an 11-bit mantissa
 POWER_HALF = 15  # numbers below 2^15 do not overflow half when they are rounded
 BROKEN = 2**30  # the power of two that stands for numbers among which one is not finite
 WORD = 0xFFFFFFFF
+Edges = Tensor | None  # (blocks + 1,) int64: where blocks begin and end, from 0 to n
 
 
 def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:  # (n,) -> (1,) int32, (n,) float16
@@ -49,37 +50,45 @@ def bf16_encode(x: Tensor) -> Tensor:  # (n,) -> (n,) bfloat16
     return torch.where(x.isinf(), x, x.clamp(-TOP_BF16, TOP_BF16)).to(torch.bfloat16)
 
 
-def int8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,)
+def int8_encode(
+    x: Tensor, block: int, edges: Edges = None
+) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,)
     """A scale for every block, and the nearest whole multiples of it, -127 to 127."""
-    rows = in_blocks(x, block)
+    rows, place, _ = in_blocks(x, block, edges)
     scale = largest_of(rows) / 127
     codes = (rows / divisor(scale)).round_().nan_to_num_(0.0).clamp_(-127, 127)
-    return held(scale), codes.to(torch.int8).view(-1)[: x.numel()]
+    return held(scale), codes.to(torch.int8).view(-1)[place]
 
 
-def fp8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,) uint8
+def fp8_encode(
+    x: Tensor, block: int, edges: Edges = None
+) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,) uint8
     """A scale for every block, and the nearest e4m3 multiples of it."""
-    rows = in_blocks(x, block)
+    rows, place, _ = in_blocks(x, block, edges)
     scale = largest_of(rows) / TOP_FP8
     small = (rows / divisor(scale)).clamp_(-TOP_FP8, TOP_FP8)
     small = torch.where(scale.isfinite(), small, 0.0)
-    return held(scale), small.to(torch.float8_e4m3fn).view(torch.uint8).view(-1)[: x.numel()]
+    return held(scale), small.to(torch.float8_e4m3fn).view(torch.uint8).view(-1)[place]
 
 
-def fp8_decode(codes: Tensor, scale: Tensor, block: int) -> Tensor:  # (n,), (blocks,) -> (n,)
-    return scaled(codes.view(torch.float8_e4m3fn).to(scale.dtype), scale, block)
+def fp8_decode(
+    codes: Tensor, scale: Tensor, block: int, edges: Edges = None
+) -> Tensor:  # (n,), (blocks,) -> (n,)
+    return scaled(codes.view(torch.float8_e4m3fn).to(scale.dtype), scale, block, edges)
 
 
-def sign_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), bytes
+def sign_encode(
+    x: Tensor, block: int, edges: Edges = None
+) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), bytes
     """The mean magnitude of every block, and a bit for every number that is at least zero."""
-    rows = in_blocks(x, block)
-    scale = _total(rows.abs()) / _inside(x, block)
+    rows, _, sizes = in_blocks(x, block, edges)
+    scale = _total(rows.abs()) / sizes
     return held(scale), pack((x >= 0).to(torch.uint8), 1)
 
 
-def onebit_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def onebit_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor, Tensor]:
     """The means of a block's positive and of its negative numbers, and the bits of the signs."""
-    rows = in_blocks(x, block)
+    rows = in_blocks(x, block, edges)[0]
     broken = torch.where(rows.isfinite().all(1, keepdim=True), 0.0, float("nan"))
 
     def mean(there: Tensor) -> Tensor:
@@ -89,38 +98,39 @@ def onebit_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     return mean(rows > 0), mean(rows < 0), pack((x >= 0).to(torch.uint8), 1)
 
 
-def either(signs: Tensor, above: Tensor, below: Tensor, block: int) -> Tensor:
+def either(signs: Tensor, above: Tensor, below: Tensor, block: int, edges: Edges = None) -> Tensor:
     """The one number of its block where the code is 1, the other where it is 0."""
-    rows = torch.where(in_blocks(signs, block) > 0, above[:, None], below[:, None])
-    return rows.reshape(-1)[: signs.numel()]
+    which = block_of(blocks(signs, block, edges), signs.numel())
+    return torch.where(signs > 0, above[which], below[which])
 
 
 def levels_encode(
-    x: Tensor, block: int, levels: int, seed: int, *, norm: str, clip: float | None, fitted: bool
-) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,) uint8
+    x: Tensor, block: int, levels: int, seed: int, edges: Edges = None,
+    *, norm: str, clip: float | None, fitted: bool,
+) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,) uint8  # fmt: skip
     """A scale for every block, and whole multiples of it at random, from 0 for -levels.
 
     Numbers are first held at `clip` root mean squares. The scale is the norm (`"l2"`) or the
     largest magnitude (`"max"`) over the levels; if `fitted`, the least-squares one of these codes.
     """
-    rows = in_blocks(x, block)
+    rows, place, sizes = in_blocks(x, block, edges)
     top = largest_of(rows)
     unit = rows / divisor(top)  # within -1 and 1: squares neither overflow nor vanish
     clipped = unit
     if clip is not None:
-        square = _total(unit.double().square()) / _inside(x, block)
+        square = _total(unit.double().square()) / sizes
         limit = (clip * square.sqrt()).to(x.dtype)
         clipped = unit.clamp(-limit, limit)
     wide = clipped.double()
     scale = largest_of(clipped) if norm == "max" else _total(wide.square()).sqrt().to(x.dtype)
     share = clipped.abs() / divisor(scale) * levels
-    draw = uniform(rows.numel(), seed, x.device).view(rows.shape)
+    draw = in_blocks(uniform(x.numel(), seed, x.device), block, edges)[0]
     codes = (share + draw).floor_().clamp_(max=levels) * unit.sign()
     step = scale / levels
     if fitted:
         square = _total(codes.double().square())
         step = (_total(unit.double() * codes) / divisor(square)).to(x.dtype)
-    kept = torch.where(top.isfinite(), codes, 0.0).view(-1)[: x.numel()]
+    kept = torch.where(top.isfinite(), codes, 0.0).view(-1)[place]
     return held(top * step), (kept + levels).to(torch.uint8)
 
 
@@ -151,11 +161,13 @@ def powers(top: int) -> Tensor:  # (256,)
     return torch.cat([size, -size])
 
 
-def scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:  # (n,), (blocks,) -> (n,)
+def scaled(
+    codes: Tensor, scale: Tensor, block: int, edges: Edges = None
+) -> Tensor:  # (n,), (blocks,) -> (n,)
     """Codes times their block's scale; rounding up past the largest number stops there."""
     top = torch.finfo(scale.dtype).max
-    rows = in_blocks(codes.to(scale.dtype), block) * scale[:, None]
-    return rows.clamp_(-top, top).view(-1)[: codes.numel()]
+    values = codes.to(scale.dtype) * scale[block_of(blocks(codes, block, edges), codes.numel())]
+    return values.clamp_(-top, top)
 
 
 def uniform(n: int, seed: int, device: torch.device | str = "cpu") -> Tensor:  # (n,) float32
@@ -187,16 +199,32 @@ def held(scale: Tensor) -> Tensor:  # (b, 1) -> (b,)
     return inside.reshape(-1).to(torch.float32)
 
 
-def in_blocks(x: Tensor, block: int) -> Tensor:  # (n,) -> (blocks, block)
-    """A block a row; the last one is filled up with zeros."""
-    return pad(x, (0, -x.numel() % block)).view(-1, block)
+def blocks(x: Tensor, block: int, edges: Edges = None) -> Tensor:  # (n,) -> (blocks + 1,)
+    """Where blocks begin and end."""
+    if edges is not None:
+        return edges
+    n = x.numel()
+    return torch.arange(0, n + block, block, device=x.device)[: -(-n // block) + 1].clamp_(max=n)
+
+
+def block_of(edges: Tensor, n: int) -> Tensor:  # (blocks + 1,) -> (n,)
+    """Which block every entry is in."""
+    every = torch.arange(len(edges) - 1, device=edges.device)
+    return every.repeat_interleave(edges.diff(), output_size=n)
+
+
+def in_blocks(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor, Tensor]:
+    """A block a row, filled up with zeros (b, block); where each entry is (n,); sizes (b, 1).
+
+    Sizes, because filling must not pull a mean down.
+    """
+    edges = blocks(x, block, edges)
+    which = block_of(edges, x.numel())
+    place = which * block + torch.arange(x.numel(), device=x.device) - edges[which]
+    rows = x.new_zeros(len(edges) - 1, block)
+    rows.view(-1)[place] = x
+    return rows, place, edges.diff()[:, None]
 
 
 def _total(rows: Tensor) -> Tensor:  # (b, block) -> (b, 1) in double precision
     return rows.sum(dim=1, keepdim=True, dtype=torch.float64)
-
-
-def _inside(x: Tensor, block: int) -> Tensor:  # -> (b, 1)
-    """How many numbers every block holds: filling must not pull a mean down."""
-    first = torch.arange(0, x.numel(), block, device=x.device)
-    return (x.numel() - first).clamp(max=block)[:, None]

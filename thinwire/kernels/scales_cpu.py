@@ -15,9 +15,9 @@ from thinwire.kernels import scales as reference
 from thinwire.kernels import scales_loops as loops
 from thinwire.kernels.bits_cpu import pack
 from thinwire.kernels.lanes import INFINITE
-from thinwire.kernels.scales import BROKEN, POWER_HALF, WORD, powers
+from thinwire.kernels.scales import BROKEN, POWER_HALF, WORD, Edges, powers
 from thinwire.kernels.sparse import Array, array, tensor
-from thinwire.kernels.threads import in_blocks, in_parts
+from thinwire.kernels.threads import between, in_parts
 
 
 def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,74 +43,68 @@ def bf16_encode(x: Tensor) -> Tensor:
     return tensor(codes).view(torch.bfloat16)
 
 
-def int8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def int8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """See `scales.int8_encode`."""
-    numbers, scale, codes = array(x), _scales(x, block), np.empty(x.numel(), np.int8)
-    in_blocks(
-        numbers.size, block, lambda some, of: loops.int8(numbers[of], block, scale[some], codes[of])
-    )
+    numbers, ends, scale = array(x), *_blocks(x, block, edges)
+    codes = np.empty(x.numel(), np.int8)
+    between(ends, lambda some, of: loops.int8(numbers, of, scale[some], codes))
     return tensor(scale), tensor(codes)
 
 
-def fp8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def fp8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """See `scales.fp8_encode`."""
-    numbers, scale, codes = array(x), _scales(x, block), np.empty(x.numel(), np.uint8)
-    in_blocks(
-        numbers.size, block, lambda some, of: loops.fp8(numbers[of], block, scale[some], codes[of])
-    )
+    numbers, ends, scale = array(x), *_blocks(x, block, edges)
+    codes = np.empty(x.numel(), np.uint8)
+    between(ends, lambda some, of: loops.fp8(numbers, of, scale[some], codes))
     return tensor(scale), tensor(codes)
 
 
-def fp8_decode(codes: Tensor, scale: Tensor, block: int) -> Tensor:
+def fp8_decode(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
     """See `scales.fp8_decode`."""
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    return scaled(_looked_up(codes, every.to(torch.float32)), scale, block)
+    return scaled(_looked_up(codes, every.to(torch.float32)), scale, block, edges)
 
 
-def sign_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def sign_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """See `scales.sign_encode`."""
-    numbers, scale = array(x), _scales(x, block)
-    in_blocks(numbers.size, block, lambda some, of: loops.means(numbers[of], block, scale[some]))
+    numbers, ends, scale = array(x), *_blocks(x, block, edges)
+    between(ends, lambda some, of: loops.means(numbers, of, scale[some]))
     return tensor(scale), pack((x >= 0).view(torch.uint8), 1)
 
 
-def onebit_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def onebit_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor, Tensor]:
     """See `scales.onebit_encode`."""
-    numbers, above, below = array(x), _scales(x, block), _scales(x, block)
-    in_blocks(
-        numbers.size, block,
-        lambda some, of: loops.two_means(numbers[of], block, above[some], below[some]),
-    )  # fmt: skip
+    numbers, ends, above, below = array(x), *_blocks(x, block, edges, 2)
+    between(ends, lambda some, of: loops.two_means(numbers, of, above[some], below[some]))
     return tensor(above), tensor(below), pack((x >= 0).view(torch.uint8), 1)
 
 
-def either(signs: Tensor, above: Tensor, below: Tensor, block: int) -> Tensor:
+def either(signs: Tensor, above: Tensor, below: Tensor, block: int, edges: Edges = None) -> Tensor:
     """See `scales.either`."""
     given, out = array(signs.contiguous()), np.empty(signs.numel(), np.float32)
     high, low = array(above.contiguous()), array(below.contiguous())
-    in_blocks(
-        given.size,
-        block,
-        lambda some, of: loops.either(given[of], high[some], low[some], block, out[of]),
-    )
+    ends = array(reference.blocks(signs, block, edges))
+    between(ends, lambda some, of: loops.either(given, high[some], low[some], of, out))
     return tensor(out)
 
 
 def levels_encode(
-    x: Tensor, block: int, levels: int, seed: int, *, norm: str, clip: float | None, fitted: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, block: int, levels: int, seed: int, edges: Edges = None,
+    *, norm: str, clip: float | None, fitted: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `scales.levels_encode`."""
-    numbers, scale, codes = array(x), _scales(x, block), np.empty(x.numel(), np.uint8)
+    numbers, ends, scale = array(x), *_blocks(x, block, edges)
+    codes = np.empty(x.numel(), np.uint8)
     low, high = _halves(seed)
     limit = math.inf if clip is None else float(clip)
 
-    def part(some: slice, of: slice) -> None:
+    def part(some: slice, of: Array) -> None:
         loops.levels(
-            numbers[of], block, np.float32(levels), low, high, of.start, norm == "max", limit,
-            fitted, scale[some], codes[of],
+            numbers, of, np.float32(levels), low, high, norm == "max", limit, fitted, scale[some],
+            codes,
         )  # fmt: skip
 
-    in_blocks(numbers.size, block, part)
+    between(ends, part)
     return tensor(scale), tensor(codes)
 
 
@@ -141,15 +135,13 @@ def natural_decode(codes: Tensor, top: int, dtype: torch.dtype) -> Tensor:
     return _looked_up(codes, powers(top).to(torch.float32))
 
 
-def scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:
+def scaled(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
     """See `scales.scaled`."""
     if codes.dtype not in (torch.int8, torch.float32):
-        return reference.scaled(codes, scale, block)
+        return reference.scaled(codes, scale, block, edges)
     given, out = array(codes.contiguous()), np.empty(codes.numel(), np.float32)
-    steps = array(scale.contiguous())
-    in_blocks(
-        given.size, block, lambda some, of: loops.scaled(given[of], steps[some], block, out[of])
-    )
+    steps, ends = array(scale.contiguous()), array(reference.blocks(codes, block, edges))
+    between(ends, lambda some, of: loops.scaled(given, steps[some], of, out))
     return tensor(out)
 
 
@@ -161,8 +153,10 @@ def _looked_up(codes: Tensor, table: Tensor) -> Tensor:
     return tensor(out)
 
 
-def _scales(x: Tensor, block: int) -> Array:
-    return np.empty(-(-x.numel() // block), np.float32)
+def _blocks(x: Tensor, block: int, edges: Edges, each: int = 1) -> tuple[Array, ...]:
+    """Where blocks begin and end, and room for so many scales of each."""
+    ends = array(reference.blocks(x, block, edges))
+    return ends, *np.empty((each, ends.size - 1), np.float32)
 
 
 def _halves(seed: int) -> tuple[np.uint32, np.uint32]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.kernels import scales as reference
 from thinwire.kernels.bits_gpu import pack
-from thinwire.kernels.scales import BROKEN, TOP, TOP_FP8, TOP_HALF, WORD
+from thinwire.kernels.scales import BROKEN, TOP, TOP_FP8, TOP_HALF, WORD, Edges, blocks
 from thinwire.kernels.scales import natural_decode as natural_decode  # a table and a look-up
 
 B = 1024
@@ -22,12 +22,17 @@ NOTHING = -(2**15)  # the power of two of zero
 
 
 @triton.jit
-def _block(x, n, block, B: tl.constexpr):
-    """This program's block of numbers: where, which of them, and the largest magnitude."""
+def _places(edges, B: tl.constexpr):
+    """This program's block: which, where its numbers are, and which of these places it has."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, B)
-    at = row * block + column
-    inside = (column < block) & (at < n)
+    at = tl.load(edges + row) + tl.arange(0, B)
+    return row, at, at < tl.load(edges + row + 1)
+
+
+@triton.jit
+def _block(x, edges, B: tl.constexpr):
+    """Its numbers too, and the largest magnitude."""
+    row, at, inside = _places(edges, B)
     value = tl.load(x + at, mask=inside, other=0.0)
     top = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
     return row, at, inside, value, top.to(tl.float32, bitcast=True), top >= 0x7F800000
@@ -67,8 +72,8 @@ def _bf16(x, n, codes, B: tl.constexpr):
 
 
 @triton.jit
-def _int8(x, n, block, scale, codes, B: tl.constexpr):
-    row, at, inside, value, top, broken = _block(x, n, block, B)
+def _int8(x, edges, scale, codes, B: tl.constexpr):
+    row, at, inside, value, top, broken = _block(x, edges, B)
     step = tl.div_rn(top, 127.0)
     share = tl.div_rn(value, tl.where(step == 0.0, 1.0, step))
     near = (share + 12582912.0) - 12582912.0  # to the nearest whole number, of two the even
@@ -79,8 +84,8 @@ def _int8(x, n, block, scale, codes, B: tl.constexpr):
 
 
 @triton.jit
-def _fp8(x, n, block, scale, codes, most, B: tl.constexpr):
-    row, at, inside, value, top, broken = _block(x, n, block, B)
+def _fp8(x, edges, scale, codes, most, B: tl.constexpr):
+    row, at, inside, value, top, broken = _block(x, edges, B)
     step = tl.div_rn(top, most)
     share = tl.div_rn(value, tl.where(step == 0.0, 1.0, step))
     share = tl.where(broken, 0.0, tl.minimum(tl.maximum(share, -most), most))
@@ -94,15 +99,15 @@ def _fp8(x, n, block, scale, codes, most, B: tl.constexpr):
 
 
 @triton.jit
-def _means(x, n, block, scale, B: tl.constexpr):
-    row, _, inside, value, _, broken = _block(x, n, block, B)
+def _means(x, edges, scale, B: tl.constexpr):
+    row, _, inside, value, _, broken = _block(x, edges, B)
     total = tl.sum(tl.abs(value).to(tl.float64)) / tl.sum(inside.to(tl.float64))
     tl.store(scale + row, tl.where(broken, float("nan"), total.to(tl.float32)))
 
 
 @triton.jit
-def _two_means(x, n, block, above, below, B: tl.constexpr):
-    row, _, _, value, _, broken = _block(x, n, block, B)
+def _two_means(x, edges, above, below, B: tl.constexpr):
+    row, _, _, value, _, broken = _block(x, edges, B)
     wide = value.to(tl.float64)
     high = tl.sum(tl.where(value > 0, wide, 0.0))
     low = tl.sum(tl.where(value < 0, wide, 0.0))
@@ -114,10 +119,10 @@ def _two_means(x, n, block, above, below, B: tl.constexpr):
 
 @triton.jit
 def _levels(
-    x, n, block, most, low, high, clip, scale, codes,
+    x, edges, most, low, high, clip, scale, codes,
     LARGEST: tl.constexpr, CLIPPED: tl.constexpr, FITTED: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    row, at, inside, value, top, broken = _block(x, n, block, B)
+    row, at, inside, value, top, broken = _block(x, edges, B)
     unit = tl.where(broken, 0.0, tl.div_rn(value, tl.where(top == 0.0, 1.0, top)))
     size = tl.abs(unit)
     if CLIPPED:
@@ -173,27 +178,23 @@ def _counted(x, n, power, top, codes, NOTHING: tl.constexpr, BROKEN: tl.constexp
 
 
 @triton.jit
-def _scaled(codes, scale, n, block, out, largest, B: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    code = tl.load(codes + at, mask=at < n, other=0).to(tl.float32)
-    value = code * tl.load(scale + at // block, mask=at < n, other=0.0)
-    inside = tl.minimum(tl.maximum(value, -largest), largest)
-    tl.store(out + at, tl.where(value == value, inside, value), mask=at < n)
+def _scaled(codes, scale, edges, out, largest, B: tl.constexpr):
+    row, at, inside = _places(edges, B)
+    value = tl.load(codes + at, mask=inside, other=0).to(tl.float32) * tl.load(scale + row)
+    held = tl.minimum(tl.maximum(value, -largest), largest)
+    tl.store(out + at, tl.where(value == value, held, value), mask=inside)
 
 
 @triton.jit
-def _either(signs, above, below, n, block, out, B: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    sign = tl.load(signs + at, mask=at < n, other=0)
-    high = tl.load(above + at // block, mask=at < n, other=0.0)
-    low = tl.load(below + at // block, mask=at < n, other=0.0)
-    tl.store(out + at, tl.where(sign > 0, high, low), mask=at < n)
+def _either(signs, above, below, edges, out, B: tl.constexpr):
+    row, at, inside = _places(edges, B)
+    sign = tl.load(signs + at, mask=inside, other=0)
+    tl.store(out + at, tl.where(sign > 0, tl.load(above + row), tl.load(below + row)), mask=inside)
 
 
 def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:
     """See `scales.half_encode`."""
-    power = reference.half_power(x)
-    codes = torch.empty_like(x, dtype=torch.float16)
+    power, codes = reference.half_power(x), torch.empty_like(x, dtype=torch.float16)
     if x.numel():
         _half[_grid(x)](x, x.numel(), power, codes, TOP_HALF, B=B)
     return power, codes
@@ -207,61 +208,61 @@ def bf16_encode(x: Tensor) -> Tensor:
     return codes.view(torch.bfloat16)
 
 
-def int8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def int8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """See `scales.int8_encode`."""
-    (scale,), codes = _scales(x, block), torch.empty_like(x, dtype=torch.int8)
+    (ends, scale), codes = _blocks(x, block, edges), torch.empty_like(x, dtype=torch.int8)
     if x.numel():
-        _int8[scale.shape](x, x.numel(), block, scale, codes, B=_wide(block))
+        _int8[scale.shape](x, ends, scale, codes, B=_wide(block))
     return scale, codes
 
 
-def fp8_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def fp8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """See `scales.fp8_encode`."""
-    (scale,), codes = _scales(x, block), torch.empty_like(x, dtype=torch.uint8)
+    (ends, scale), codes = _blocks(x, block, edges), torch.empty_like(x, dtype=torch.uint8)
     if x.numel():
-        _fp8[scale.shape](x, x.numel(), block, scale, codes, TOP_FP8, B=_wide(block))
+        _fp8[scale.shape](x, ends, scale, codes, TOP_FP8, B=_wide(block))
     return scale, codes
 
 
-def fp8_decode(codes: Tensor, scale: Tensor, block: int) -> Tensor:
+def fp8_decode(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
     """See `scales.fp8_decode`."""
-    return scaled(codes.view(torch.float8_e4m3fn).to(torch.float32), scale, block)
+    return scaled(codes.view(torch.float8_e4m3fn).to(torch.float32), scale, block, edges)
 
 
-def sign_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def sign_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
     """See `scales.sign_encode`."""
-    (scale,) = _scales(x, block)
+    ends, scale = _blocks(x, block, edges)
     if x.numel():
-        _means[scale.shape](x, x.numel(), block, scale, B=_wide(block))
+        _means[scale.shape](x, ends, scale, B=_wide(block))
     return scale, pack((x >= 0).view(torch.uint8), 1)
 
 
-def onebit_encode(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+def onebit_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor, Tensor]:
     """See `scales.onebit_encode`."""
-    above, below = _scales(x, block, 2)
+    ends, above, below = _blocks(x, block, edges, 2)
     if x.numel():
-        _two_means[above.shape](x, x.numel(), block, above, below, B=_wide(block))
+        _two_means[above.shape](x, ends, above, below, B=_wide(block))
     return above, below, pack((x >= 0).view(torch.uint8), 1)
 
 
-def either(signs: Tensor, above: Tensor, below: Tensor, block: int) -> Tensor:
+def either(signs: Tensor, above: Tensor, below: Tensor, block: int, edges: Edges = None) -> Tensor:
     """See `scales.either`."""
-    out = torch.empty_like(signs, dtype=torch.float32)
+    ends, out = blocks(signs, block, edges), torch.empty_like(signs, dtype=torch.float32)
     if signs.numel():
-        _either[_grid(signs)](signs.contiguous(), above, below, signs.numel(), block, out, B=B)
+        _either[above.shape](signs.contiguous(), above, below, ends, out, B=_wide(block))
     return out
 
 
 def levels_encode(
-    x: Tensor, block: int, levels: int, seed: int, *, norm: str, clip: float | None, fitted: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, block: int, levels: int, seed: int, edges: Edges = None,
+    *, norm: str, clip: float | None, fitted: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """See `scales.levels_encode`."""
-    (scale,), codes = _scales(x, block), torch.empty_like(x, dtype=torch.uint8)
+    (ends, scale), codes = _blocks(x, block, edges), torch.empty_like(x, dtype=torch.uint8)
     if x.numel():
         _levels[scale.shape](
-            x, x.numel(), block, float(levels), seed & WORD, seed >> 32 & WORD, clip or 0.0, scale,
-            codes, LARGEST=norm == "max", CLIPPED=clip is not None, FITTED=fitted,
-            B=_wide(block),
+            x, ends, float(levels), seed & WORD, seed >> 32 & WORD, clip or 0.0, scale, codes,
+            LARGEST=norm == "max", CLIPPED=clip is not None, FITTED=fitted, B=_wide(block),
         )  # fmt: skip
     return scale, codes
 
@@ -271,25 +272,24 @@ def natural_encode(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     top = torch.full((1,), NOTHING, dtype=torch.int32, device=x.device)
     power, codes = torch.empty_like(x, dtype=torch.int32), torch.empty_like(x, dtype=torch.uint8)
     if x.numel():
-        _powers[_grid(x)](
-            x, x.numel(), seed & WORD, seed >> 32 & WORD, power, top, NOTHING=NOTHING,
-            BROKEN=BROKEN, B=B,
-        )  # fmt: skip
-        _counted[_grid(x)](x, x.numel(), power, top, codes, NOTHING=NOTHING, BROKEN=BROKEN, B=B)
+        low, high = seed & WORD, seed >> 32 & WORD
+        _powers[_grid(x)](x, x.numel(), low, high, power, top, NOTHING, BROKEN, B)
+        _counted[_grid(x)](x, x.numel(), power, top, codes, NOTHING, BROKEN, B)
     return torch.where(top == NOTHING, 0, top), codes
 
 
-def scaled(codes: Tensor, scale: Tensor, block: int) -> Tensor:
+def scaled(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
     """See `scales.scaled`."""
-    out = torch.empty_like(codes, dtype=torch.float32)
+    ends, out = blocks(codes, block, edges), torch.empty_like(codes, dtype=torch.float32)
     if codes.numel():
-        _scaled[_grid(codes)](codes.contiguous(), scale, codes.numel(), block, out, TOP, B=B)
+        _scaled[scale.shape](codes.contiguous(), scale, ends, out, TOP, B=_wide(block))
     return out
 
 
-def _scales(x: Tensor, block: int, each: int = 1) -> tuple[Tensor, ...]:
-    empty = torch.empty(each, -(-x.numel() // block), dtype=torch.float32, device=x.device)
-    return empty.unbind()
+def _blocks(x: Tensor, block: int, edges: Edges, each: int = 1) -> tuple[Tensor, ...]:
+    """Where blocks begin and end, and room for so many scales of each."""
+    ends = blocks(x, block, edges)
+    return ends, *torch.empty(each, len(ends) - 1, dtype=torch.float32, device=x.device)
 
 
 def _grid(x: Tensor) -> tuple[int]:

@@ -1,6 +1,7 @@
 """The inner loops of the codes of numbers, in Numba; `scales` says what they compute.
 
 A block fits into the nearest cache, so that what is done to one in several loops reads memory once.
+Arrays are whole, `edges` says where those blocks begin and end that `scale` has room for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ TOP, TOP_FP8 = np.float32(reference.TOP), np.float32(reference.TOP_FP8)
 TOP_HALF = np.float32(reference.TOP_HALF)
 _floats, _words, _halves = types.float32[::1], types.uint32[::1], types.uint16[::1]
 _bytes, _signed, _shorts = types.uint8[::1], types.int8[::1], types.int16[::1]
+_longs = types.int64[::1]
 _long, _float, _double = types.int64, types.float32, types.float64
 _flag, _word = types.boolean, types.uint32
 _compiled = partial(njit, nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})
@@ -90,10 +92,10 @@ def _scale(part, most, scale):
     return scale[0] if scale[0] != 0 else np.float32(1)
 
 
-@_compiled(types.void(_floats, _long, _floats, _signed))
-def int8(x, block, scale, codes):
+@_compiled(types.void(_floats, _longs, _floats, _signed))
+def int8(x, edges, scale, codes):
     for b in range(scale.size):
-        part, out = x[b * block : (b + 1) * block], codes[b * block : (b + 1) * block]
+        part, out = x[edges[b] : edges[b + 1]], codes[edges[b] : edges[b + 1]]
         over = _scale(part, np.float32(127), scale[b : b + 1])
         if np.isnan(scale[b]):
             out[:] = 0
@@ -103,12 +105,21 @@ def int8(x, block, scale, codes):
             out[j] = np.int8(min(max(near, np.float32(-127)), np.float32(127)))
 
 
-@_compiled(types.void(_floats, _long, _floats, _bytes))
-def fp8(x, block, scale, codes):
+@_compiled(_long(_longs))
+def _widest(edges):
+    most = 0
+    for b in range(edges.size - 1):
+        most = max(most, edges[b + 1] - edges[b])
+    return most
+
+
+@_compiled(types.void(_floats, _longs, _floats, _bytes))
+def fp8(x, edges, scale, codes):
+    block = _widest(edges)
     y, low = np.empty(block, np.float32), np.empty(block, np.float32)
     bits, low_bits = y.view(np.uint32), low.view(np.uint32)
     for b in range(scale.size):
-        part, out = x[b * block : (b + 1) * block], codes[b * block : (b + 1) * block]
+        part, out = x[edges[b] : edges[b + 1]], codes[edges[b] : edges[b + 1]]
         over = _scale(part, TOP_FP8, scale[b : b + 1])
         if np.isnan(scale[b]):
             out[:] = 0
@@ -125,20 +136,20 @@ def fp8(x, block, scale, codes):
             out[j] = uint8(sign | code)
 
 
-@_compiled(types.void(_floats, _long, _floats))
-def means(x, block, scale):
+@_compiled(types.void(_floats, _longs, _floats))
+def means(x, edges, scale):
     for b in range(scale.size):
-        part, total = x[b * block : (b + 1) * block], 0.0
+        part, total = x[edges[b] : edges[b + 1]], 0.0
         for j in range(part.size):
             total += abs(np.float64(part[j]))
         mean = total / part.size
         scale[b] = np.float32(mean) if np.isfinite(mean) else np.float32(np.nan)
 
 
-@_compiled(types.void(_floats, _long, _floats, _floats))
-def two_means(x, block, above, below):
+@_compiled(types.void(_floats, _longs, _floats, _floats))
+def two_means(x, edges, above, below):
     for b in range(above.size):
-        part = x[b * block : (b + 1) * block]
+        part = x[edges[b] : edges[b + 1]]
         high, low, highs, lows = 0.0, 0.0, np.int32(0), np.int32(0)
         for j in range(part.size):
             high += np.float64(max(part[j], np.float32(0)))
@@ -151,10 +162,10 @@ def two_means(x, block, above, below):
         below[b] = np.float32(np.nan) if broken else np.float32(low / max(lows, 1))
 
 
-@_compiled(types.void(_bytes, _floats, _floats, _long, _floats))
-def either(signs, above, below, block, out):
+@_compiled(types.void(_bytes, _floats, _floats, _longs, _floats))
+def either(signs, above, below, edges, out):
     for b in range(above.size):
-        part, here = signs[b * block : (b + 1) * block], out[b * block : (b + 1) * block]
+        part, here = signs[edges[b] : edges[b + 1]], out[edges[b] : edges[b + 1]]
         high, low = above[b], below[b]
         for j in range(part.size):
             here[j] = high if part[j] > 0 else low
@@ -202,15 +213,15 @@ def _rounded(unit, size, over, most, draw, codes):
 
 @_compiled(
     types.void(
-        _floats, _long, _float, _word, _word, _long, _flag, _double, _flag, _floats, _bytes,
+        _floats, _longs, _float, _word, _word, _flag, _double, _flag, _floats, _bytes,
     ),
 )  # fmt: skip
-def levels(x, block, most, low, high, first, largest_counts, clip, fitted, scale, codes):
-    """`first` is the place of x[0], from which the random numbers are drawn."""
+def levels(x, edges, most, low, high, largest_counts, clip, fitted, scale, codes):
+    block = _widest(edges)
     units, sizes = np.empty(block, np.float32), np.empty(block, np.float32)
     draws = np.empty(block, np.uint32)
     for b in range(scale.size):
-        part, out = x[b * block : (b + 1) * block], codes[b * block : (b + 1) * block]
+        part, out = x[edges[b] : edges[b + 1]], codes[edges[b] : edges[b + 1]]
         over = _scale(part, np.float32(1), scale[b : b + 1])
         if np.isnan(scale[b]):
             out[:] = uint8(most)
@@ -219,7 +230,7 @@ def levels(x, block, most, low, high, first, largest_counts, clip, fitted, scale
         square = _divided(part, over, unit)
         limit = np.float32(clip * np.sqrt(square / part.size)) if square > 0 else np.float32(0)
         norm = _held(unit, limit, largest_counts, size)
-        _drawn(first + b * block, low, high, draw)
+        _drawn(edges[b], low, high, draw)
         step = _rounded(unit, size, norm if norm != 0 else np.float32(1), most, draw, out)
         scale[b] *= step if fitted else norm / most
 
@@ -264,10 +275,10 @@ def look_up(codes, table, out):
         out[i] = table[codes[i]]
 
 
-@_compiled([types.void(kind, _floats, _long, _floats) for kind in (_signed, _floats)])
-def scaled(codes, scale, block, out):
+@_compiled([types.void(kind, _floats, _longs, _floats) for kind in (_signed, _floats)])
+def scaled(codes, scale, edges, out):
     for b in range(scale.size):
-        part, here = codes[b * block : (b + 1) * block], out[b * block : (b + 1) * block]
+        part, here = codes[edges[b] : edges[b + 1]], out[edges[b] : edges[b + 1]]
         step = scale[b]
         for j in range(part.size):
             here[j] = np.float32(part[j]) * step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 from thinwire.kernels import codes
 from thinwire.kernels.lanes import INFINITE
 from thinwire.kernels.rice import GROUP, MOST
+from thinwire.kernels.threads import Array as Array
 from thinwire.kernels.threads import in_parts
 
-Array = np.ndarray[Any, Any]
 Runs = Sequence[tuple[int, int]]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 T = TypeVar("T")
+Array = np.ndarray[Any, Any]
 PART = 262_144  # entries worth a thread
 
 
@@ -29,6 +31,17 @@ def in_blocks(n: int, block: int, work: Callable[[slice, slice], T]) -> list[T]:
         return work(slice(start, stop), slice(start * block, min(n, stop * block)))
 
     return in_parts(-(-n // block), part, unit=max(1, PART // block))
+
+
+def between(edges: Array, work: Callable[[slice, Array], T]) -> list[T]:
+    """work(which blocks, their edges), where blocks begin and end at these edges."""
+    count = edges.size - 1
+    mean = max(1, int(edges[-1]) // max(1, count))
+
+    def part(start: int, stop: int) -> T:
+        return work(slice(start, stop), edges[start : stop + 1])
+
+    return in_parts(count, part, unit=max(1, PART // mean))
 
 
 @cache

@@ -11,7 +11,7 @@ All answer NaN to a block that holds a NaN or an infinity, so that nobody misses
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -21,8 +21,8 @@ from thinwire import kernels
 from thinwire.draws import shared_seed
 from thinwire.kernels.scales import BROKEN
 from thinwire.protocols import WireError
-from thinwire.wire.packing import blocks_of, packed_bytes, unpacked
-from thinwire.wire.values import as_numbers
+from thinwire.wire.packing import Ends, blocks_of, edges_of, packed_bytes, unpacked
+from thinwire.wire.values import ValueCodec, as_numbers
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Int8:
     """Whole numbers from -127 to 127 times a scale a block."""
 
     block: int = 256
+    ends: Ends = field(default=(), repr=False)
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = True
 
@@ -37,15 +38,17 @@ class Int8:
         _checked_block(self.block)
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
-        return 4 * blocks_of(n, self.block) + n
+        return 4 * blocks_of(n, self.block, self.ends) + n
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        scale, codes = kernels.int8_encode(x, self.block)
+        scale, codes = kernels.int8_encode(x, self.block, _edges(self, x))
         return torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        return kernels.scaled(as_numbers(body, torch.int8, n), scale, self.block)
+        (scale,), body = _read_scales(self, data, n, 1, dtype)
+        return kernels.scaled(
+            as_numbers(body, torch.int8, n), scale, self.block, _edges(self, data)
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Fp8:
     """Eight-bit floating point (e4m3) times a scale a block, so that the largest just fits."""
 
     block: int = 256
+    ends: Ends = field(default=(), repr=False)
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = True
 
@@ -60,15 +64,17 @@ class Fp8:
         _checked_block(self.block)
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
-        return 4 * blocks_of(n, self.block) + n
+        return 4 * blocks_of(n, self.block, self.ends) + n
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        scale, codes = kernels.fp8_encode(x, self.block)
+        scale, codes = kernels.fp8_encode(x, self.block, _edges(self, x))
         return torch.cat([scale.view(torch.uint8), codes])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        return kernels.fp8_decode(as_numbers(body, torch.uint8, n), scale, self.block)
+        (scale,), body = _read_scales(self, data, n, 1, dtype)
+        return kernels.fp8_decode(
+            as_numbers(body, torch.uint8, n), scale, self.block, _edges(self, data)
+        )
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class Signs:
     """One bit a number: the sign, times the mean magnitude of its block."""
 
     block: int = 512
+    ends: Ends = field(default=(), repr=False)
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = False
 
@@ -83,15 +90,17 @@ class Signs:
         _checked_block(self.block)
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
-        return 4 * blocks_of(n, self.block) + packed_bytes(n, 1)
+        return 4 * blocks_of(n, self.block, self.ends) + packed_bytes(n, 1)
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        scale, signs = kernels.sign_encode(x, self.block)
+        scale, signs = kernels.sign_encode(x, self.block, _edges(self, x))
         return torch.cat([scale.view(torch.uint8), signs])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        (scale,), body = _read_scales(data, n, self.block, 1, dtype)
-        return kernels.scaled(unpacked(body, 1, n).view(torch.int8) * 2 - 1, scale, self.block)
+        (scale,), body = _read_scales(self, data, n, 1, dtype)
+        return kernels.scaled(
+            unpacked(body, 1, n).view(torch.int8) * 2 - 1, scale, self.block, _edges(self, data)
+        )
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ class OneBit:
     """One bit a number: it is the mean of its block's numbers of that sign."""
 
     block: int = 512
+    ends: Ends = field(default=(), repr=False)
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = False
 
@@ -106,15 +116,15 @@ class OneBit:
         _checked_block(self.block)
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
-        return 8 * blocks_of(n, self.block) + packed_bytes(n, 1)
+        return 8 * blocks_of(n, self.block, self.ends) + packed_bytes(n, 1)
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        above, below, signs = kernels.onebit_encode(x, self.block)
+        above, below, signs = kernels.onebit_encode(x, self.block, _edges(self, x))
         return torch.cat([above.view(torch.uint8), below.view(torch.uint8), signs])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        (above, below), body = _read_scales(data, n, self.block, 2, dtype)
-        return kernels.either(unpacked(body, 1, n), above, below, self.block)
+        (above, below), body = _read_scales(self, data, n, 2, dtype)
+        return kernels.either(unpacked(body, 1, n), above, below, self.block, _edges(self, data))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +144,7 @@ class Levels:
     clip: float | None = None
     fitted: bool = True
     seed: int = 0
+    ends: Ends = field(default=(), repr=False)
     exact: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = True
 
@@ -153,19 +164,19 @@ class Levels:
         return int(2 ** (self.bits - 1)) - 1
 
     def nbytes(self, n: int, itemsize: int = 4) -> int:
-        return 4 * blocks_of(n, self.block) + packed_bytes(n, self.bits)
+        return 4 * blocks_of(n, self.block, self.ends) + packed_bytes(n, self.bits)
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
         scale, codes = kernels.levels_encode(
-            x, self.block, self.levels, shared_seed(self.seed, 0, salt),
+            x, self.block, self.levels, shared_seed(self.seed, 0, salt), _edges(self, x),
             norm=self.norm, clip=self.clip, fitted=self.fitted,
         )  # fmt: skip
         return torch.cat([scale.view(torch.uint8), kernels.pack(codes, self.bits)])
 
     def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        (step,), body = _read_scales(data, n, self.block, 1, dtype)
+        (step,), body = _read_scales(self, data, n, 1, dtype)
         codes = unpacked(body, self.bits, n).view(torch.int8) - self.levels
-        return kernels.scaled(codes, step, self.block)
+        return kernels.scaled(codes, step, self.block, _edges(self, data))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,11 +209,23 @@ class Natural:
         return kernels.natural_decode(data[4:], top, dtype)
 
 
+Blocked = Int8 | Fp8 | Signs | OneBit | Levels
+
+
+def cut(codec: ValueCodec, ends: Ends) -> ValueCodec:
+    """The same code for numbers that end there: blocks, if it has any, end there too."""
+    return replace(codec, ends=ends) if isinstance(codec, Blocked) else codec
+
+
+def _edges(codec: Blocked, like: Tensor) -> Tensor | None:
+    return edges_of(codec.block, codec.ends, like.device)
+
+
 def _read_scales(
-    data: Tensor, n: int, block: int, each: int, dtype: torch.dtype
+    codec: Blocked, data: Tensor, n: int, each: int, dtype: torch.dtype
 ) -> tuple[list[Tensor], Tensor]:
     """The scales, (blocks,) each, and the bytes after them."""
-    count = blocks_of(n, block)
+    count = blocks_of(n, codec.block, codec.ends)
     width = 4 * count
     if data.numel() < each * width:
         raise WireError(f"expected {each * width} bytes of scales, got {data.numel()} in all")

@@ -6,8 +6,13 @@ one bit a parameter, set if this rank had a gradient for it. `heard()` is the un
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from thinwire.comm.metered import all_reduced, gathered, mark
 from thinwire.comm.pairwise import Pairwise
@@ -15,7 +20,12 @@ from thinwire.operand import working_dtype
 from thinwire.payload import Sparse
 from thinwire.protocols import Comm, Traffic
 from thinwire.wire import Wire, message
+from thinwire.wire.blocks import cut
 from thinwire.wire.message import Span
+from thinwire.wire.packing import Ends, ends_within
+from thinwire.wire.values import ValueCodec
+
+Chunk = tuple[int, ValueCodec]  # how many numbers, and their code
 
 
 class Link:
@@ -58,11 +68,14 @@ class Link:
         parts = [self._without_note(part) for part in self.comm.all_gather(data, sizes)]
         return [self._read(part, mine) for part in parts]
 
-    def all_reduce(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of everyone's x, and my share of it (x, less what the wire rounds away)."""
+    def all_reduce(self, x: Tensor, sizes: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """The mean of everyone's x, and my share of it (x, less what the wire rounds away).
+
+        `sizes` says how many numbers are of each parameter: no two share a block's scale.
+        """
         self.phase("average")
         if not self.wire.values.exact:
-            return self._reduce_decoded(x)
+            return self._reduce_decoded(x, sizes)
         # Weighting first is what DDP does: same bits, and the sum cannot overflow.
         mean = x * (1.0 / self.comm.size)
         if self._note is None:
@@ -146,7 +159,7 @@ class Link:
         return self._read(got, mine)
 
     def _swapped(self, to: int | None, source: int, mine: Sparse, entries: int | None) -> Sparse:
-        data = self._message(mine) if to is not None else self._no_message(mine)
+        data = self._message(mine) if to is not None else self._nothing(mine.values)
         size = None
         if entries is not None and self.wire.fixed:
             size = self.wire.nbytes(entries, mine.numel, mine.values.element_size())
@@ -167,35 +180,45 @@ class Link:
             self._heard = torch.stack(notes).any(dim=0)
         return self._heard
 
-    def _reduce_decoded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _reduce_decoded(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """All-to-all of encoded chunks, exact sum, re-encode, all-gather.
 
         My share is what I sent, decoded. Of my own chunk, which need not travel, it is x and the
         second rounding, P x (re-encoded mean - exact mean), so that the shares still add up to the
         mean. Rounded before too, it would feed two errors back every step instead of one.
         """
-        codec, world, mine = self.wire.values, self.comm.size, self.comm.rank
+        world, mine = self.comm.size, self.comm.rank
         x = x.to(working_dtype(x.dtype))
-        n, chunk = x.numel(), -(-x.numel() // world)
-        if not chunk:
+        if not x.numel():
             return x, x
-        parts = torch.cat([x, x.new_zeros(chunk * world - n)]).split(chunk)
-        own = parts[mine]
-        nothing = torch.empty(0, dtype=torch.uint8, device=x.device)
-        sent = [nothing if part is own else self._encode(part) for part in parts]
-        width = codec.nbytes(chunk, x.element_size())
+        chunks = _chunks(self.wire.values, x.numel(), world, sizes)
+        width = _width(chunks, x.element_size())
+        parts = x.split([n for n, _ in chunks])
+        own, codec = parts[mine], chunks[mine][1]
+        sent = [
+            self._chunk(part, code, width) if part is not own else self._nothing(x)
+            for part, (_, code) in zip(parts, chunks, strict=True)
+        ]
         got = self.comm.all_to_all(sent, [width * (rank != mine) for rank in range(world)])
         exact = own / world
         for rank, data in enumerate(got):
             if rank != mine:
-                exact.add_(codec.decode(data, chunk, x.dtype), alpha=1.0 / world)
-        exact[max(0, n - mine * chunk) :] = 0.0  # what rounding made of padding
-        data = self._with_note(self._encode(exact))
-        everyone = self.comm.all_gather(data, [data.numel()] * world)
-        means = [codec.decode(self._without_note(part), chunk, x.dtype) for part in everyone]
-        shares = [own if data is nothing else codec.decode(data, chunk, x.dtype) for data in sent]
+                exact.add_(_decoded(data, chunks[mine], x), alpha=1.0 / world)
+        data = self._with_note(self._chunk(exact, codec, width))
+        everyone = map(self._without_note, self.comm.all_gather(data, [data.numel()] * world))
+        means = [_decoded(part, of, x) for part, of in zip(everyone, chunks, strict=True)]
+        shares = [
+            _decoded(data, of, x) if data.numel() else own
+            for data, of in zip(sent, chunks, strict=True)
+        ]
         shares[mine] = own + (means[mine] - exact) * world
-        return torch.cat(means)[:n], torch.cat(shares)[:n]
+        return torch.cat(means), torch.cat(shares)
+
+    def _chunk(self, values: Tensor, codec: ValueCodec, width: int) -> Tensor:
+        """The bytes of a chunk, filled up to the width of the longest."""
+        self._messages += 1
+        data = codec.encode(values, f"{self._salt}/{self._messages}")
+        return pad(data, (0, width - data.numel()))
 
     def _message(self, mine: Sparse, span: Span | None = None) -> Tensor:
         return message.write(self.wire, mine, self._encode(mine.values), span or (0, mine.numel))
@@ -204,8 +227,8 @@ class Link:
         return message.read(self.wire, data, span or (0, like.numel), like)
 
     @staticmethod
-    def _no_message(like: Sparse) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=like.values.device)
+    def _nothing(like: Tensor) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=like.device)
 
     def _encode(self, values: Tensor) -> Tensor:
         """The bytes of these values; of values rounded before, the very bytes they came from."""
@@ -227,11 +250,37 @@ class Link:
         return data[:cut]
 
 
-def reduce_traffic(n: int, world: int, wire: Wire, itemsize: int = 4) -> Traffic:
+def _decoded(data: Tensor, chunk: Chunk, like: Tensor) -> Tensor:
+    n, codec = chunk
+    return codec.decode(data[: codec.nbytes(n, like.element_size())], n, like.dtype)
+
+
+def _chunks(codec: ValueCodec, n: int, world: int, sizes: Sequence[int]) -> list[Chunk]:
+    """How many of n numbers each rank averages, and the code of these."""
+    return [(size, cut(codec, ends)) for size, ends in _cuts(n, world, tuple(sizes))]
+
+
+@lru_cache(maxsize=1024)
+def _cuts(n: int, world: int, sizes: tuple[int, ...]) -> list[tuple[int, Ends]]:
+    """How many of n numbers each rank averages, and where parameters end in these."""
+    ends = tuple(accumulate(sizes)) or (n,)
+    assert ends[-1] == n, "sizes are of all the numbers there are"
+    edges = [min(n, rank * -(-n // world)) for rank in range(world + 1)]
+    return [(stop - start, ends_within(ends, start, stop)) for start, stop in pairwise(edges)]
+
+
+def _width(chunks: list[Chunk], itemsize: int) -> int:
+    """Bytes of the longest chunk: all are as long, so that every rank sends as much."""
+    return max(codec.nbytes(n, itemsize) for n, codec in chunks)
+
+
+def reduce_traffic(
+    n: int, world: int, wire: Wire, itemsize: int = 4, sizes: Sequence[int] = ()
+) -> Traffic:
     """What `Link.all_reduce` of n numbers sends."""
     if n == 0:
         return Traffic()
     if wire.values.exact:
         return Traffic(rounds=1, bytes=all_reduced(n * itemsize, world))
-    chunk = wire.values.nbytes(-(-n // world), itemsize)
-    return Traffic(rounds=2, bytes=(world - 1) * chunk + gathered(chunk, world))
+    width = _width(_chunks(wire.values, n, world, sizes), itemsize)
+    return Traffic(rounds=2, bytes=(world - 1) * width + gathered(width, world))

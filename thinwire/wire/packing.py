@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
 from torch import Tensor
 
 from thinwire import kernels
@@ -23,6 +27,26 @@ def unpacked(data: Tensor, bits: int, n: int) -> Tensor:  # bytes -> (n,) uint8
     return kernels.unpack(data, bits, n)
 
 
-def blocks_of(n: int, block: int) -> int:
-    """How many blocks n numbers make."""
-    return -(-n // block)
+Ends = tuple[int, ...]  # where stretches of numbers end, the last with the last number
+
+
+def blocks_of(n: int, block: int, ends: Ends = ()) -> int:
+    """How many blocks n numbers make; with `ends`, a block ends there too."""
+    if not ends:
+        return -(-n // block)
+    return sum(-(-(stop - start) // block) for start, stop in pairwise((0, *ends)))
+
+
+@lru_cache(maxsize=1024)
+def edges_of(block: int, ends: Ends, device: torch.device) -> Tensor | None:  # (blocks + 1,)
+    """Where blocks begin and end, if that does not follow from their length alone."""
+    if not ends:
+        return None
+    starts = [torch.arange(start, stop, block) for start, stop in pairwise((0, *ends))]
+    return torch.cat([*starts, torch.tensor(ends[-1:])]).to(device)
+
+
+def ends_within(ends: Ends, start: int, stop: int) -> Ends:
+    """Where stretches end in numbers [start, stop), counted from `start`; empty ones are none."""
+    inside = {min(end, stop) - start for end in ends if end > start}
+    return tuple(sorted(inside))
