@@ -164,6 +164,45 @@ def test_a_parameter_sent_whole_has_ordinary_momentum_too(masking):
         assert cleared == (60 if masking == "always" else 0)
 
 
+@pytest.mark.parametrize("masking", ["timely", "always"])
+@pytest.mark.parametrize("collective", [AllGather(ragged=True), "topkdsa", "cheapest"])
+def test_zeros_in_a_parameter_sent_whole_cost_it_no_momentum(collective, masking):
+    """Two of three units are dead. The mean of the third reaches 1 + 0.9 + ... + 0.9^14 = 7.94 as
+    in the authors' code; it stayed at 1 while zeros, which need not travel, did not count as sent.
+    """
+    memory = MomentumCorrected(momentum=0.9, masking=masking)
+    recipe = recipes.topk(density={"bias": 1.0, "": 0.1}, collective=collective, memory=memory)
+
+    def worker(comm):
+        state: dict = {}
+        for step in range(15):
+            grads = {"w": gradient(step), "bias": torch.tensor([0.0, 1.0, 0.0])}
+            reduced = recipe.reduce(Bucket.of(grads, state=state, step=step), comm)
+        assert reduced.entries == 60 + 1, "zeros are not reported as sent"
+        return reduced.mean[600:]
+
+    for mean in local.run(2, worker):
+        assert mean.tolist() == pytest.approx([0.0, 7.941, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize("masking", ["timely", "always"])
+def test_zeros_that_were_chosen_count_in_the_share(masking):
+    """Half of a parameter is asked for, a tenth is not zero: the share that was sent is a half."""
+    recipe = recipes.topk(
+        density=0.5, collective=AllGather(ragged=True), memory=MomentumCorrected(masking=masking)
+    )
+    state: dict = {}
+
+    def worker(comm):
+        grads = {"w": torch.cat([torch.ones(10), torch.zeros(90)])}
+        return recipe.reduce(Bucket.of(grads, state=state, step=0), comm).entries
+
+    assert local.run(1, worker) == [10]
+    left = {"timely": 0.5 / (1 - 0.9 * (1 - 0.5)), "always": 0.0}[masking]
+    momentum = state["slots"]["w"]["memory"]["momentum"]
+    assert torch.allclose(momentum[:10], torch.tensor(left))
+
+
 @pytest.mark.parametrize("world", [1, 4])
 def test_local_clipping_by_the_root_of_the_workers(world):
     recipe = Remember(dense(), MomentumCorrected(momentum=0.0, clip=1.0))

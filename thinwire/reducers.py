@@ -19,7 +19,17 @@ from thinwire.collectives.gather import AllGather
 from thinwire.describe import describe
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
-from thinwire.payload import Dense, Payload, Sparse, ascending, limit, nothing, written
+from thinwire.payload import (
+    Dense,
+    Parts,
+    Payload,
+    Sparse,
+    ascending,
+    limit,
+    nothing,
+    only,
+    written,
+)  # fmt: skip
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
 from thinwire.schedule import ByParameter, Density, at, check_densities, checked_density, thinned
 from thinwire.wire import Wire
@@ -63,7 +73,7 @@ class Select:
     """Keep the entries that `pick` chooses in every row of the view `over`, and merge them.
 
     Where the collective takes varying counts, entries that are zero are not sent: a row of an
-    embedding that this rank has not touched costs nothing.
+    embedding that this rank has not touched costs nothing. They are part of the share all the same.
     """
 
     pick: Selector
@@ -77,7 +87,7 @@ class Select:
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         states: list[Any] = []
-        mine, k = self._mine(replace(bucket, world=comm.size), states)
+        mine, zeros, k = self._mine(replace(bucket, world=comm.size), states)
         link = _link(bucket, comm, self.wire)
         state = bucket.scope("collective")
         total, share = self.collective.sum(mine, max(1, k), bucket.step, link, state)
@@ -89,8 +99,8 @@ class Select:
             settle(states, lambda votes: link.highest(votes.to(mine.values.device)))
         # an owner's share also keeps book of what it dropped: no more was kept than there is
         kept = min(share.entries, total.entries)
-        unused = _unused(bucket, link)
-        return Reduced(mean=mean, sent=share, unused=unused, kept=kept, peak=peak)
+        unused, sent = _unused(bucket, link), _beside(share, zeros)
+        return Reduced(mean=mean, sent=sent, unused=unused, kept=kept, peak=peak)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """The price of as many entries as the density asks for."""
@@ -108,8 +118,9 @@ class Select:
             return self.density
         return checked_density(at(self.density, step))
 
-    def _mine(self, bucket: Bucket, states: list[Any]) -> tuple[Sparse, int]:
-        """What this rank offers, and how many entries everybody is expected to offer."""
+    def _mine(self, bucket: Bucket, states: list[Any]) -> tuple[Sparse, Sparse, int]:
+        """What this rank offers, the zeros it chose too and need not send, and how many entries
+        everybody is expected to offer."""
         scope = bucket.scope("select")
         chosen: list[Tensor] = []
         k = 0
@@ -126,14 +137,16 @@ class Select:
         none = torch.empty(0, dtype=torch.int64, device=x.device)
         indices = torch.cat([none, *chosen])
         values = kernels.gather(x, indices).to(working_dtype(x.dtype))
+        zeros = Sparse(indices[:0], values[:0], bucket.layout.numel)
         if getattr(self.collective, "ragged", True):
+            zeros = only(Sparse(indices, values, bucket.layout.numel), values == 0)
             indices, values = kernels.compress(indices, values, values != 0)
         if not bucket.finite:  # poison the sum, so that every rank learns of it
             runs = bucket.layout.runs
             if not indices.numel() and runs:  # a selector that chose nothing still has to tell
                 indices = indices.new_tensor([runs[0][0]])
             values = values.new_full((indices.numel(),), float("nan"))
-        return ascending(Sparse(indices, values, bucket.layout.numel)), k
+        return ascending(Sparse(indices, values, bucket.layout.numel)), zeros, k
 
     def _picked(self, piece: Piece, state: Any) -> Tensor:
         rows = piece.rows
@@ -150,6 +163,11 @@ class Select:
                 "were asked for; with varying counts use collective=AllGather(ragged=True)"
             )
         return index
+
+
+def _beside(share: Payload, zeros: Sparse) -> Payload:
+    """The share with the zeros that were chosen: who counts what was sent counts them too."""
+    return Parts(((0, share), (0, zeros)), zeros.numel) if zeros.entries else share
 
 
 def _everything(piece: Piece) -> Tensor:
