@@ -93,6 +93,63 @@ def test_the_learning_rate_behind_momentum():
     assert not kept["residual"].any()
 
 
+@pytest.mark.parametrize("rates", [{"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.1}])
+@pytest.mark.parametrize(
+    "memory", [Residual(learning_rate=True), MomentumCorrected(learning_rate=True)]
+)
+def test_a_loss_scale_and_a_rate_inside(memory, rates):
+    """Gradients times a loss scale, the mean over it, leave the same residual and apply the same,
+    whatever the scale of the day: with one rate for all, and with one for each parameter."""
+
+    def run_with(scales):
+        recipe, state, applied = recipes.topk(density=0.5, memory=memory), {}, []
+
+        def worker(comm):
+            for step, scale in enumerate(scales):
+                grads = {"a": torch.tensor([4.0, 1.0]), "b": torch.tensor([1.0, 4.0])}
+                scaled = {name: grad * scale for name, grad in grads.items()}
+                bucket = Bucket.of(scaled, state=state, step=step)
+                bucket.rates, bucket.scale = rates, scale
+                applied.append(recipe.reduce(bucket, comm).mean / scale)
+
+        local.run(1, worker)
+        return applied, [state["slots"][name]["memory"]["residual"] for name in "ab"]
+
+    plain, kept = run_with([1.0, 1.0, 1.0])
+    scaled, kept_scaled = run_with([1024.0, 256.0, 8.0])
+    assert kept[0].any()
+    for a, b in zip([*plain, *kept], [*scaled, *kept_scaled], strict=True):
+        assert torch.allclose(a, b, rtol=1e-5)
+
+
+def test_timely_masking_of_each_parameter_with_momentum_of_the_day():
+    """u times d / (1 - m (1 - d)) where v was sent: m is this step's, d is of this parameter."""
+    momenta = [0.9, 0.5, 0.0, 0.99]
+    memory = MomentumCorrected(momentum=lambda step: momenta[step])
+    recipe = recipes.topk(density={"a": 0.1, "b": 0.5}, memory=memory)
+    state: dict = {}
+    u = {name: torch.zeros(SHAPE) for name in "ab"}
+    v = {name: torch.zeros(SHAPE) for name in "ab"}
+
+    def worker(comm):
+        for step, m in enumerate(momenta):
+            grads = {"a": gradient(step), "b": gradient(step + 50)}
+            recipe.reduce(Bucket.of(grads, state=state, step=step), comm)
+            for (name, grad), share in zip(grads.items(), (0.1, 0.5), strict=True):
+                u[name] = m * u[name] + grad
+                v[name] = v[name] + u[name]
+                sent = torch.zeros(600, dtype=torch.bool)
+                sent[v[name].view(-1).abs().topk(round(600 * share)).indices] = True
+                sent = sent.view(SHAPE)
+                v[name] = torch.where(sent, 0.0, v[name])
+                u[name] = torch.where(sent, share / (1 - m * (1 - share)) * u[name], u[name])
+                kept = state["slots"][name]["memory"]
+                assert torch.allclose(kept["momentum"], u[name], atol=1e-5)
+                assert torch.allclose(kept["residual"], v[name], atol=1e-5)
+
+    local.run(1, worker)
+
+
 def test_rates_of_each_parameter():
     recipe = recipes.topk(density=0.5, memory=Residual(learning_rate=True))
     state: dict = {}

@@ -118,6 +118,17 @@ def test_an_overflow_alone_is_no_reason_to_abort():
     assert (residual == torch.finfo(torch.float32).max).all()
 
 
+@pytest.mark.parametrize("n", [2, 62, 100_002])
+def test_an_overflow_is_held_on_its_own_side(n):
+    """In lanes and in what is left over after them; by `accumulate`, and with a selection."""
+    huge = torch.tensor([-3e38, 3e38]).repeat(n // 2)
+    held = torch.finfo().max * huge.sign()
+    residual = huge.clone()
+    assert cpu.accumulate(residual, huge) and torch.equal(residual, held)
+    residual = huge.clone()[None]
+    assert cpu.add_topk(residual, huge[None], 1.0, 1, {})[1] and torch.equal(residual[0], held)
+
+
 @pytest.mark.parametrize("c", [100_000, 1000])
 def test_nan_is_never_hidden(c):
     rows = draw(1, c)

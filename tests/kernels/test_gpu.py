@@ -50,6 +50,17 @@ def test_what_is_not_finite_is_left_out_and_overflow_held(c):
     assert not gpu.accumulate(residual.view(-1), grad.view(-1))
 
 
+@pytest.mark.parametrize("add", ["accumulate", "add_topk"])
+def test_an_overflow_is_held_on_its_own_side(add):
+    huge = torch.tensor([-3e38, 3e38]).repeat(40)
+    residual = huge.clone()
+    if add == "accumulate":
+        gpu.accumulate(residual, huge)
+    else:
+        gpu.add_topk(residual[None], huge[None], 1.0, 1, {})
+    assert torch.equal(residual, torch.finfo().max * huge.sign())
+
+
 @pytest.mark.parametrize("edge", [0.0, 1.0, 2.5, 1e9])
 def test_above(edge):
     x = draw(5000)

@@ -111,6 +111,19 @@ def test_blocks_that_end_where_parameters_end(fast):
 
 
 @SCALES
+def test_what_rounds_past_the_largest_number_is_held_on_its_own_side(fast):
+    top = torch.finfo().max
+    huge = torch.tensor([-top, top, -top, top])
+    codes = torch.tensor([-128, 127, -100, 100], dtype=torch.int8)
+    (back,) = alike(fast, "scaled", codes, torch.tensor([top / 100]), 4)
+    assert back[:2].tolist() == [-top, top]
+    (sixteen,) = alike(fast, "bf16_encode", huge)
+    assert torch.equal(sixteen.float(), huge.sign() * torch.finfo(torch.bfloat16).max)
+    power, halves = alike(fast, "half_encode", huge)
+    assert torch.equal(halves.float(), huge.sign() * scales.TOP_HALF * 2.0 ** int(power))
+
+
+@SCALES
 @numbers
 def test_powers_of_two(fast, x):
     top, codes = alike(fast, "natural_encode", x, SEED)

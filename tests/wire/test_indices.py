@@ -119,6 +119,60 @@ def test_the_wire_tells_a_code_the_rows():
     assert wire("bf16+rice").over(LAYOUT) == wire("bf16+rice")
 
 
+@pytest.mark.parametrize(("columns", "taken", "width"), [
+    (300, 255, 1), (300, 256, 2), (300, 257, 2), (70_000, BLOCK - 1, 2), (70_000, BLOCK, 4),
+])  # fmt: skip
+def test_rows_with_as_many_positions_as_a_count_just_holds(columns, taken, width):
+    """A byte counts to 255, two to 65,535: what fills a row by one more takes the next width."""
+    layout = Bucket.of({"w": torch.zeros(2, columns)}, state={}).layout
+    data = Rows(layout).encode(torch.arange(taken), layout.numel)
+    assert int(data[0]) == width
+    assert check(Rows(layout), torch.arange(taken), layout.numel) == data.numel()
+
+
+def test_the_last_column_of_a_row_of_256():
+    for columns in (256, 257):
+        layout = Bucket.of({"w": torch.zeros(3, columns)}, state={}).layout
+        check(Rows(layout), torch.tensor([columns - 1, 2 * columns - 1]), layout.numel)
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("numel", [9, 16, 65_537])
+def test_the_last_position_is_the_bound(name, numel):
+    """The last of a bucket is read, the one after it is refused."""
+    code, last = CODES[name], torch.tensor([0, numel - 1])
+    assert torch.equal(code.decode(code.encode(last, numel), 2, numel), last)
+    with pytest.raises(WireError):
+        code.decode(code.encode(last + torch.tensor([0, 1]), numel + 1), 2, numel)
+
+
+def test_a_position_may_not_lie_in_the_next_row():
+    """Position 5 of a row of 5 would be the first of the next: in the bucket, and ascending."""
+    rows = Rows(Bucket.of({"w": torch.zeros(2, 5)}, state={}).layout)
+    assert rows.decode(torch.tensor([1, 1, 0, 4], dtype=torch.uint8), 1, 10).tolist() == [4]
+    with pytest.raises(WireError, match="outside its row"):
+        rows.decode(torch.tensor([1, 1, 0, 5], dtype=torch.uint8), 1, 10)
+
+
+def test_an_unknown_code_is_refused():
+    codes = Smallest().codes
+    for which in (len(codes), 255):
+        with pytest.raises(WireError, match=f"index code {which} is unknown"):
+            Smallest().decode(torch.tensor([which], dtype=torch.uint8), 0, 10)
+
+
+def test_a_message_announces_at_most_what_there_is_room_for():
+    made, like = wire("fp32+rice"), Sparse(torch.arange(3), torch.ones(3), 3)
+    data = message.write(made, like, made.values.encode(like.values), (0, 3))
+    assert torch.equal(message.read(made, data, (0, 3), like).indices, like.indices)
+    with pytest.raises(WireError, match="announces 3 of at most 2"):
+        message.read(made, data, (0, 2), like)
+    full = message.slot(data, data.numel() + 4)
+    assert torch.equal(message.unslot(full), data)
+    with pytest.raises(WireError, match=f"announces {data.numel()} of at most {data.numel() - 1}"):
+        message.unslot(full[:-1])
+
+
 def test_what_does_not_ascend_is_refused():
     for wrong in ([1, 0], [2, 2], [-1, 3], [5, 10]):
         data = torch.tensor(wrong, dtype=torch.int32).view(torch.uint8)

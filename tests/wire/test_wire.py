@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.comm import local
 from thinwire.payload import Sparse
 from thinwire.protocols import WireError
 from thinwire.wire import Wire, wire
+from thinwire.wire.blocks import Natural
 from thinwire.wire.indices import Int32
 from thinwire.wire.link import Link
 from thinwire.wire.rice import Rice, Smallest
@@ -68,6 +70,24 @@ def test_a_hostile_exponent_is_refused():
     data[3] = 127
     with pytest.raises(WireError, match="exponent"):
         Half().decode(data, 4, torch.float32)
+
+
+@pytest.mark.parametrize(("codec", "least", "most"), [(Half(), -126, 126), (Natural(), -1100, 127)])
+def test_powers_of_two_are_read_up_to_their_bounds(codec, least, most):
+    body = codec.encode(torch.ones(4))[4:]
+    for power in (least, most):
+        head = torch.tensor([power], dtype=torch.int32).view(torch.uint8)
+        codec.decode(torch.cat([head, body]), 4, torch.float32)
+    for power in (least - 1, most + 1):
+        head = torch.tensor([power], dtype=torch.int32).view(torch.uint8)
+        with pytest.raises(WireError, match=f"{power} is outside"):
+            codec.decode(torch.cat([head, body]), 4, torch.float32)
+
+
+def test_the_highest_vote_wins():
+    votes = [torch.tensor([1, 5, -3]), torch.tensor([4, 2, -3]), torch.tensor([0, 3, -1])]
+    results = local.run(3, lambda comm: Link(comm, Wire()).highest(votes[comm.rank]))
+    assert [highest.tolist() for highest in results] == [[4, 5, -1]] * 3
 
 
 def test_indices_are_exact_beyond_float32():
