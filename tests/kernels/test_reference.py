@@ -63,6 +63,12 @@ def test_accumulate_holds_an_overflow_at_the_largest_number():
     assert residual.tolist() == [torch.finfo().max, -torch.finfo().max]
 
 
+def test_positions_end_before_the_bound():
+    assert reference.ascending(torch.tensor([0, 8]), 9)
+    assert not reference.ascending(torch.tensor([0, 9]), 9)
+    assert not reference.ascending(torch.tensor([-1, 8]), 9)
+
+
 def test_finite():
     assert kernels.finite(torch.tensor([1.0, 3e38]))
     assert kernels.finite(torch.zeros(0))
