@@ -5,15 +5,13 @@ And what they read from the optimizer.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from thinwire.combinators import memories
-
-log = logging.getLogger(__name__)
+from thinwire.engine.wrappers import PLAIN
 
 
 def check_recipe(recipe: object) -> None:
@@ -44,8 +42,13 @@ def check_parameters(parameters: Mapping[str, Tensor]) -> None:
             )
         if type(p).__name__ == "DTensor":  # importing the class would cost half a second
             raise ValueError(
-                f"{name} is a sharded DTensor; thinwire averages whole parameters: use it without "
-                "tensor parallelism or FSDP2"
+                f"{name} is a DTensor, of FSDP2 (fully_shard), replicate() or tensor parallelism; "
+                f"thinwire averages whole parameters: {PLAIN}"
+            )
+        if getattr(p, "_fsdp_flattened", False):
+            raise ValueError(
+                f"{name} is of FSDP1 (FullyShardedDataParallel), which averages gradients itself, "
+                f"where nothing can be compressed; {PLAIN}"
             )
         if hasattr(p, "_in_backward_optimizers"):
             raise ValueError(
@@ -75,11 +78,10 @@ def check_memories(
     if not any(getattr(memory, "corrects_momentum", False) for memory in kept):
         return
     if optimizer is None:
-        log.warning(
-            "this recipe applies momentum itself; the optimizer must have none (pass optimizer=... "
-            "to have it checked)"
+        raise ValueError(
+            "this recipe applies momentum itself and must see that the optimizer has none: pass "
+            "attach(model, recipe, optimizer=optimizer)"
         )
-        return
     for number, group in enumerate(optimizer.param_groups):
         momentum = group.get("momentum") or (group.get("betas") or (0.0,))[0]
         if momentum:

@@ -29,6 +29,7 @@ from thinwire.engine.checks import (
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival
 from thinwire.engine.sync import Sync
+from thinwire.engine.wrappers import averaged_by, check_model, innermost
 from thinwire.layout import Layout
 from thinwire.protocols import Reducer
 
@@ -50,6 +51,7 @@ def attach(
     there is one, so that residuals are kept in unscaled units. No rank waits longer than `timeout`
     seconds for another.
     """
+    optimizer = None if optimizer is None else innermost(optimizer)
     parameters = _checked(model, recipe, optimizer, timeout)
     names = {id(p): name for name, p in model.module.named_parameters()}
     # DDP itself keeps the gradient of an unused parameter; only a residual has to know of it.
@@ -161,11 +163,7 @@ def _checked(
     model: DistributedDataParallel, recipe: Reducer, optimizer: Optimizer | None, timeout: float
 ) -> dict[str, Tensor]:
     """The parameters DDP reduces, by name; or a ValueError for what cannot work."""
-    if not isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            f"attach needs a DistributedDataParallel model, got {type(model).__name__}; wrap it, "
-            "or use thinwire.distribute(optimizer, model.named_parameters(), recipe)"
-        )
+    check_model(model)
     check_recipe(recipe)
     check_timeout(timeout)
     dispatcher = _dispatchers.get(model)
@@ -187,14 +185,9 @@ def _checked(
             "torch.compile's python_reducer traces comm hooks; a stateful one cannot be traced: "
             "set torch._dynamo.config.optimize_ddp = True (the default)"
         )
-    ignored = set(model.parameters_to_ignore)
-    parameters = {
-        name: p
-        for name, p in model.module.named_parameters()
-        if p.requires_grad and name not in ignored
-    }
+    parameters = averaged_by(model)
     check_parameters(parameters)
     if optimizer is not None:
         check_optimizer(optimizer, parameters)
     check_memories(recipe, optimizer, parameters)
-    return dict(parameters)
+    return parameters

@@ -25,6 +25,7 @@ from thinwire.engine import fusion
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival
 from thinwire.engine.sync import Sync
+from thinwire.engine.wrappers import check_unwrapped
 from thinwire.layout import Layout
 from thinwire.protocols import Reduced
 
@@ -199,6 +200,7 @@ class Hooks:
 
     def _look_around(self) -> None:
         """Once: agree on which gradients are sparse anywhere, and pack the others."""
+        check_unwrapped(self._parameters)  # a DDP that was built after us
         sparse = torch.tensor([_is_sparse(p) for p in self._parameters.values()], dtype=torch.int32)
         found = self._peers.comm.all_reduce(sparse.to(self._peers.device)).tolist()
         self._sparse = [name for name, n in zip(self._parameters, found, strict=True) if n]

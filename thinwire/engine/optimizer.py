@@ -7,7 +7,7 @@ usual; `no_sync()` accumulates.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from thinwire.engine.fusion import planned
 from thinwire.engine.hooks import Hooks, broadcast
 from thinwire.engine.peers import Peers
 from thinwire.engine.sync import Sync
+from thinwire.engine.wrappers import check_unwrapped, innermost
 from thinwire.layout import Layout
 from thinwire.protocols import Reducer
 
@@ -48,7 +49,7 @@ def distribute(
     the optimizer trains. Buckets hold what corresponds to `bucket_mb` megabytes of gradient, or so
     many gradients each, in the order of backward, as a plan says (`buckets`).
     """
-    named = _by_name(named_parameters)
+    optimizer, named = innermost(optimizer), _by_name(named_parameters)
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
     if buckets is not None:
         planned(parameters, buckets)  # one that does not fit is refused now
@@ -71,7 +72,7 @@ def _by_name(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, Par
     """Each parameter once, a tied one under its first name."""
     named: dict[str, Parameter] = {}
     seen: set[int] = set()
-    for name, p in named_parameters:
+    for name, p in _pairs(named_parameters):
         if name in named:
             raise ValueError(
                 f"two parameters are named {name!r}, and state is kept by name; pass "
@@ -81,6 +82,20 @@ def _by_name(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, Par
             named[name] = p
             seen.add(id(p))
     return named
+
+
+def _pairs(named_parameters: Iterable[Any]) -> Iterator[tuple[str, Parameter]]:
+    if not isinstance(named_parameters, Iterable):
+        named_parameters = [named_parameters]
+    for pair in named_parameters:
+        match pair:
+            case (str() as name, Parameter() as p):
+                yield name, p
+            case _:
+                raise ValueError(
+                    "named_parameters must be pairs (name, parameter), got one "
+                    f"{type(pair).__name__}; pass model.named_parameters()"
+                )
 
 
 def _checked(
@@ -104,4 +119,5 @@ def _checked(
     parameters = {n: p for n, p in named.items() if p.requires_grad and id(p) in mine}
     check_parameters(parameters)
     check_memories(recipe, optimizer, parameters)
+    check_unwrapped(parameters)
     return parameters
