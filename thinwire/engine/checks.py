@@ -5,12 +5,14 @@ And what they read from the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thinwire.combinators import memories
+from thinwire.combinators import Scheduled, memories
+from thinwire.describe import parts
 from thinwire.engine.wrappers import PLAIN
 
 
@@ -20,6 +22,26 @@ def check_recipe(recipe: object) -> None:
             f"a recipe must have reduce(bucket, comm), got {recipe!r}; e.g. "
             "thinwire.recipes.adtopk(density=0.01)"
         )
+
+
+def check_patterns(recipe: object, names: Iterable[str]) -> None:
+    """Every pattern of a recipe is meant for some parameter: one that is found in none is a slip,
+    and would pass unnoticed."""
+    known = list(names)
+    for pattern in _patterns(recipe):
+        if not any(re.search(pattern, name) for name in known):
+            more = f" and {len(known) - 5} more" if len(known) > 5 else ""
+            raise ValueError(
+                f"the recipe's pattern {pattern!r} is found in no parameter's name; there are "
+                f"{', '.join(known[:5])}{more}"
+            )
+
+
+def _patterns(recipe: object) -> Iterator[str]:
+    for part in parts(recipe):
+        if isinstance(part, Scheduled):
+            yield from _patterns(part.at(0))
+        yield from getattr(part, "patterns", ())
 
 
 def check_timeout(timeout: float) -> None:

@@ -1,7 +1,9 @@
 """`attach`: a recipe inside DistributedDataParallel, through its one comm hook.
 
-DDP takes one hook for life, so ours is a dispatcher whose sync can come and go. No postponed
-annotations in this file: DDP compares the hook's annotations with the classes themselves.
+DDP takes one hook for life, so ours is a dispatcher whose sync can come and go. DDP pickles what it
+was given, so a copy of the dispatcher is one without a model: a model that was saved or copied
+averages as DDP does, until something is attached to it. No postponed annotations in this file: DDP
+compares the hook's annotations with the classes themselves.
 """
 
 import logging
@@ -22,6 +24,7 @@ from thinwire.engine.checks import (
     check_memories,
     check_optimizer,
     check_parameters,
+    check_patterns,
     check_recipe,
     check_timeout,
     learning_rates,
@@ -58,32 +61,34 @@ def attach(
     tracks_unused = bool(model.find_unused_parameters) and remembers(recipe)
     device = next(iter(parameters.values())).device
     peers = Peers(model.process_group, timeout, device)
-    slots = Layout.of(parameters).slots
     rates = partial(learning_rates, optimizer, parameters) if optimizer is not None else None
-    sync = Sync(recipe, list(slots), peers, scaler, tracks_unused, rates)
-    dispatcher = _dispatchers.get(model)
+    sync = Sync(recipe, parameters, peers, scaler, tracks_unused, rates)
+    dispatcher = _dispatcher_of(model)
     if dispatcher is None:
-        dispatcher = _dispatchers[model] = _Dispatcher(model)
+        dispatcher = Dispatcher(model)
+        model.register_comm_hook(dispatcher, thinwire_hook)
     dispatcher.plug(sync, names, tracks_unused)
     return sync
 
 
-class _Dispatcher:
-    """The hook of one DDP model, and the sync it serves now."""
+class Dispatcher:
+    """The state of our hook: one DDP model, and the sync it serves now."""
 
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self._model = weakref.ref(model)
-        self._group = model.process_group
+    def __init__(self, model: DistributedDataParallel | None = None) -> None:
+        self._model = weakref.ref(model) if model is not None else None
         self.sync: Sync | None = None
         self._names: dict[int, str] = {}
         self._tracks_unused = False
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._told: set[str] = set()
 
-        def thinwire_hook(state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-            return self._reduce(bucket)
+    def __reduce__(self) -> tuple[type["Dispatcher"], tuple[()]]:
+        """Nothing of this process: neither the sync with its thread nor a group."""
+        return Dispatcher, ()
 
-        model.register_comm_hook(None, thinwire_hook)
+    @property
+    def model(self) -> DistributedDataParallel | None:
+        return self._model() if self._model is not None else None
 
     def plug(self, sync: Sync, names: dict[int, str], tracks_unused: bool) -> None:
         self.sync, self._names, self._tracks_unused = sync, names, tracks_unused
@@ -96,7 +101,7 @@ class _Dispatcher:
         """DDP has done so by the end of backward."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        model, sync = self._model(), self.sync
+        model, sync = self.model, self.sync
         assert model is not None and sync is not None
         if model.static_graph and sync.metrics()["steps"] == 0:
             raise ValueError(
@@ -106,15 +111,16 @@ class _Dispatcher:
         return model.no_sync()
 
     def join(self) -> AbstractContextManager[object]:
-        model = self._model()
+        model = self.model
         assert model is not None
         joined: AbstractContextManager[object] = model.join()
         return joined
 
-    def _reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         sync = self.sync
         if sync is None:
-            return allreduce_hook(self._group, bucket)
+            assert self.model is not None
+            return allreduce_hook(self.model.process_group, bucket)
         in_backward = torch._C._current_graph_task_id() != -1
         if bucket.index() == 0 and in_backward:
             # Runs at the end of backward: errors of the lane surface there, as themselves.
@@ -154,9 +160,16 @@ class _Dispatcher:
         return sync.submit_sparse(grad, name, first=first, last=last)
 
 
-_dispatchers: "weakref.WeakKeyDictionary[DistributedDataParallel, _Dispatcher]" = (
-    weakref.WeakKeyDictionary()
-)
+def thinwire_hook(state: Dispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return state.reduce(bucket)
+
+
+def _dispatcher_of(model: DistributedDataParallel) -> Dispatcher | None:
+    """The one that is registered with this very model, not one that was copied along."""
+    for _, state in model._comm_hooks:
+        if isinstance(state, Dispatcher) and state.model is model:
+            return state
+    return None
 
 
 def _checked(
@@ -166,12 +179,12 @@ def _checked(
     check_model(model)
     check_recipe(recipe)
     check_timeout(timeout)
-    dispatcher = _dispatchers.get(model)
+    dispatcher = _dispatcher_of(model)
     if dispatcher is not None and dispatcher.sync is not None:
         raise ValueError(
             "this model already has a recipe attached; call detach() on its sync first"
         )
-    if dispatcher is None and model._comm_hooks:
+    if any(hook is not thinwire_hook for hook, _ in model._comm_hooks):
         raise ValueError(
             "this model already has another comm hook, and DDP takes one for life; build a new "
             "DistributedDataParallel and attach to it before anything else registers a hook"
@@ -187,6 +200,7 @@ def _checked(
         )
     parameters = averaged_by(model)
     check_parameters(parameters)
+    check_patterns(recipe, [name for name, _ in model.module.named_parameters()])
     if optimizer is not None:
         check_optimizer(optimizer, parameters)
     check_memories(recipe, optimizer, parameters)

@@ -19,6 +19,7 @@ from thinwire.engine.checks import (
     check_memories,
     check_optimizer,
     check_parameters,
+    check_patterns,
     check_recipe,
     check_timeout,
     learning_rates,
@@ -28,7 +29,6 @@ from thinwire.engine.hooks import Hooks, broadcast
 from thinwire.engine.peers import Peers
 from thinwire.engine.sync import Sync
 from thinwire.engine.wrappers import check_unwrapped, innermost
-from thinwire.layout import Layout
 from thinwire.protocols import Reducer
 
 
@@ -52,12 +52,15 @@ def distribute(
     optimizer, named = innermost(optimizer), _by_name(named_parameters)
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
     if buckets is not None:
+        if bucket_mb != 25.0:
+            raise ValueError(
+                f"buckets says what goes together, got bucket_mb={bucket_mb!r} too; give one"
+            )
         planned(parameters, buckets)  # one that does not fit is refused now
     device = next(iter(parameters.values())).device
     peers = Peers(process_group or dist.group.WORLD, timeout, device)  # type: ignore[arg-type]
-    slots = list(Layout.of(parameters).slots)
     rates = partial(learning_rates, optimizer, parameters)
-    sync = Sync(recipe, slots, peers, scaler, tracks_unused=True, rates=rates)
+    sync = Sync(recipe, parameters, peers, scaler, tracks_unused=True, rates=rates)
     peers.agree("plan of buckets", [f"buckets {list(buckets)}" if buckets else "no plan"])
     broadcast(peers, named, root=0)
     sync.plug(Hooks(sync, peers, optimizer, parameters, named, bucket_mb, buckets))
@@ -115,6 +118,7 @@ def _checked(
     if optimizer in _distributed and _distributed[optimizer].attached:
         raise ValueError("this optimizer is distributed already; call detach() on its sync first")
     check_optimizer(optimizer, named)
+    check_patterns(recipe, named)
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
     parameters = {n: p for n, p in named.items() if p.requires_grad and id(p) in mine}
     check_parameters(parameters)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from thinwire.engine import checkpoint
 from thinwire.engine.lane import Lane
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival, Steps, slot_line
-from thinwire.layout import Slot
+from thinwire.layout import Layout
 from thinwire.planned import Planned, forget
 from thinwire.protocols import Reduced, Reducer
 
@@ -46,7 +46,7 @@ class Sync:
     def __init__(
         self,
         recipe: Reducer,
-        slots: list[Slot],
+        parameters: Mapping[str, Tensor],
         peers: Peers,
         scaler: Any,
         tracks_unused: bool,
@@ -55,6 +55,7 @@ class Sync:
         self.recipe = recipe
         self._dense = dense_form(recipe)
         self._peers, self._scaler = peers, scaler
+        slots = Layout.of(parameters).slots
         self._slots = {slot.name: slot for slot in slots}
         self._scale = 1.0
         wanted = any(getattr(memory, "learning_rate", False) for memory in memories(recipe))
@@ -70,7 +71,10 @@ class Sync:
         self._lane = Lane(peers.watch)
         # at exit too, before Python ends
         self._goodbye = weakref.finalize(self, _leave, self._lane, peers)
-        peers.agree("recipe or the parameters", [*lines, *map(slot_line, slots)])
+        kinds = [f"{p.dtype} on {p.device.type}" for p in parameters.values()]
+        shapes = map(slot_line, slots)
+        lines += [f"{shape} {kind}" for shape, kind in zip(shapes, kinds, strict=True)]
+        peers.agree("recipe or the parameters", lines)
         kernels.warm()  # before anybody waits for a step
         self._steps = Steps(recipe, peers)
 

@@ -118,5 +118,6 @@ def _wrapper_of(parameters: Mapping[str, Tensor]) -> DistributedDataParallel | N
 
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
-    for subclass in kind.__subclasses__():
+    subclasses: list[type] = kind.__subclasses__()
+    for subclass in subclasses:
         yield from _with_subclasses(subclass)
