@@ -75,9 +75,9 @@ def test_dense_under_ddp_options(pool: Pool, world: int, options: dict[str, Any]
 def every_recipe(rank: int, world: int, options: dict[str, Any]) -> list[Tensor]:
     results = []
     for name in KINDS if options else recipes.names():
-        net = mlp()
-        model, optimizer = ddp(net, **options), sgd(net)
-        sync = thinwire.attach(model, getattr(recipes, name)())
+        net, recipe = mlp(), getattr(recipes, name)()
+        model, optimizer = ddp(net, **options), sgd(net, recipe)
+        sync = thinwire.attach(model, recipe, optimizer=optimizer)
         train(model, optimizer, rank, 6)
         metrics = sync.metrics()
         assert metrics["steps"] == 6
@@ -310,10 +310,10 @@ def test_residuals_follow_the_loss_scale(pool: Pool) -> None:
 def uneven_inputs(rank: int, world: int, name: str) -> tuple[Tensor, int, Tensor]:
     results = []
     for attached in (False, True):
-        net = mlp()
-        model, optimizer = ddp(net), sgd(net)
+        net, recipe = mlp(), getattr(recipes, name)()
+        model, optimizer = ddp(net), sgd(net, recipe)
         if attached:
-            sync = thinwire.attach(model, getattr(recipes, name)())
+            sync = thinwire.attach(model, recipe, optimizer=optimizer)
         with sync.join() if attached else model.join():
             train(model, optimizer, rank, 3 + 2 * rank)
         results.append(weights(net))
@@ -440,8 +440,8 @@ def low_precision_model(rank: int, world: int) -> list[Tensor]:
     for name in recipes.names():
         net = mlp(3).to(torch.bfloat16)
         model = ddp(net)
-        thinwire.attach(model, getattr(recipes, name)())
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        thinwire.attach(model, getattr(recipes, name)(), optimizer=optimizer)
         for step in range(4):
             model(batch(rank, step).bfloat16()).pow(2).mean().backward()
             optimizer.step()
@@ -463,8 +463,8 @@ def resumed(rank: int, world: int, name: str, static: bool) -> tuple[Tensor, Ten
     recipe, saved = getattr(recipes, name)(), io.BytesIO()
     options = {"static_graph": True} if static else {}
     net = mlp()
-    model, optimizer = ddp(net, **options), sgd(net)
-    sync = thinwire.attach(model, recipe)
+    model, optimizer = ddp(net, **options), sgd(net, recipe)
+    sync = thinwire.attach(model, recipe, optimizer=optimizer)
     train(model, optimizer, rank, 5)
     torch.save(
         {"net": net.state_dict(), "opt": optimizer.state_dict(), "sync": sync.state_dict()}, saved
@@ -476,9 +476,9 @@ def resumed(rank: int, world: int, name: str, static: bool) -> tuple[Tensor, Ten
     state = torch.load(saved, weights_only=True)
     net = mlp()
     net.load_state_dict(state["net"])
-    model, optimizer = ddp(net, **options), sgd(net)
+    model, optimizer = ddp(net, **options), sgd(net, recipe)
     optimizer.load_state_dict(state["opt"])
-    sync = thinwire.attach(model, recipe)
+    sync = thinwire.attach(model, recipe, optimizer=optimizer)
     sync.load_state_dict(state["sync"])
     train(model, optimizer, rank, 5, start=5)
     return straight, weights(net)

@@ -71,7 +71,7 @@ def law(rank: int, world: int, mode: str) -> dict[str, int]:
         model: nn.Module = net
         if mode == "attach":
             model = ddp(net)
-            thinwire.attach(model, recipe)
+            thinwire.attach(model, recipe, optimizer=optimizer)
         else:
             thinwire.distribute(optimizer, net.named_parameters(), recipe, bucket_mb=SMALL_BUCKETS)
         named = dict(net.named_parameters())

@@ -14,8 +14,10 @@ from tests.integration.common import SMALL_BUCKETS, batch, ddp, mlp, train, weig
 from tests.processes import Pool
 from thinwire import recipes
 from thinwire.memory import MomentumCorrected, Residual
+from thinwire.schedule import Piecewise
 
 pytestmark = pytest.mark.slow
+SAMPLE = Piecewise((3,), (0.5, 0.1))  # a number that is a schedule
 RATED = recipes.topk(density=0.1, memory=Residual(learning_rate=True))
 
 
@@ -61,9 +63,16 @@ def without_optimizer(rank: int, world: int) -> None:
         thinwire.attach(ddp(net), RATED, optimizer=half)
     with pytest.raises(ValueError, match=r"must see the rates: pass attach.*optimizer=optimizer"):
         thinwire.attach(ddp(mlp(2)), RATED)
+    for recipe in (
+        recipes.dgc(),
+        recipes.topk(memory="momentum"),
+        recipes.dgc(warmup=3, sample=SAMPLE),
+    ):
+        with pytest.raises(ValueError, match=r"must see that.* none: pass attach.*=optimizer"):
+            thinwire.attach(ddp(mlp(2)), recipe)
 
 
-def test_learning_rates_need_the_optimizer(pool: Pool) -> None:
+def test_learning_rates_and_momentum_need_the_optimizer(pool: Pool) -> None:
     pool.run(1, without_optimizer)
 
 

@@ -31,7 +31,7 @@ def many_steps(rank: int, world: int, mode: str, most: int) -> dict[str, tuple[s
         optimizer = sgd(net, recipe)
         model: nn.Module = ddp(net) if mode == "attach" else net
         if mode == "attach":
-            sync = thinwire.attach(model, recipe)
+            sync = thinwire.attach(model, recipe, optimizer=optimizer)
         else:
             named = net.named_parameters()
             sync = thinwire.distribute(optimizer, named, recipe, bucket_mb=SMALL_BUCKETS)
