@@ -20,7 +20,7 @@ from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Payload, chosen
-from thinwire.schedule import Number, at
+from thinwire.schedule import Number, at, checked_flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Residual:
     def __post_init__(self) -> None:
         if not callable(self.decay):
             _checked_share("decay", self.decay)
+        checked_flag("learning_rate", self.learning_rate)
 
     def fold(self, bucket: Bucket, world: int) -> Sum:
         grad = _gradient(bucket)
@@ -90,6 +91,8 @@ class MomentumCorrected:
             raise ValueError(f"clip must be a norm above 0, or None, got {self.clip!r}")
         if self.masking not in MASKINGS:
             raise ValueError(f"masking is one of {', '.join(MASKINGS)}, got {self.masking!r}")
+        checked_flag("nesterov", self.nesterov)
+        checked_flag("learning_rate", self.learning_rate)
 
     def fold(self, bucket: Bucket, world: int) -> Sum:
         grad = _gradient(bucket)

@@ -106,10 +106,21 @@ class ByParameter:
     def of(densities: Mapping[Which, Number]) -> ByParameter:
         if not densities:
             raise ValueError("densities by parameter need at least one, got {}; e.g. {'': 0.01}")
-        for which in densities:
+        rules = tuple(densities.items())
+        for number, (which, _) in enumerate(rules):
             if not callable(which):
                 _compiles(which)
-        return ByParameter(tuple(densities.items()))
+            if which == "" and number < len(rules) - 1:
+                raise ValueError(
+                    f"'' is found in every name, so what comes behind it is never reached, got "
+                    f"{describe(dict(rules))}; put '' last"
+                )
+        return ByParameter(rules)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Those that are meant for some parameters; '' is for whatever else there is."""
+        return tuple(which for which, _ in self.rules if isinstance(which, str) and which)
 
     def at(self, slot: Slot, step: int) -> float:
         for which, density in self.rules:
@@ -172,6 +183,13 @@ def checked_density(density: float) -> float:
             "1.0 keeps all"
         )
     return float(density)
+
+
+def checked_flag(name: str, value: bool) -> bool:
+    """The value itself; a string such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
 
 
 def _compiles(pattern: str) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from thinwire.comm.metered import gathered
 from thinwire.payload import Sparse, together
 from thinwire.protocols import Traffic
+from thinwire.schedule import checked_flag
 from thinwire.state import State
 from thinwire.wire import Wire
 from thinwire.wire.link import Link
@@ -19,6 +20,9 @@ class AllGather:
 
     ragged: bool = False
     keeps: ClassVar[str] = "sender"
+
+    def __post_init__(self) -> None:
+        checked_flag("ragged", self.ragged)
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State

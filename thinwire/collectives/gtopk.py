@@ -24,6 +24,7 @@ from thinwire.collectives.select import difference, given_up, largest, share, su
 from thinwire.comm.metered import COUNT
 from thinwire.payload import Payload, Sparse, added, ascending, only, together
 from thinwire.protocols import Traffic
+from thinwire.schedule import checked_flag
 from thinwire.state import State
 from thinwire.wire import Wire
 from thinwire.wire.link import Link
@@ -35,6 +36,10 @@ class GTopK:
 
     ragged: bool = False
     tree: bool = False
+
+    def __post_init__(self) -> None:
+        checked_flag("ragged", self.ragged)
+        checked_flag("tree", self.tree)
 
     @property
     def keeps(self) -> str:

@@ -115,8 +115,13 @@ def adtopk(
     inner = _routed(inner, over, densities(density), dense, partial)
     inner = by_node(collective, inner)
     unfed = rule("no_feedback", no_feedback)
+    if no_feedback and memory == "none":
+        raise ValueError(
+            f"no_feedback says which parameters keep no residual, got {no_feedback!r} where none "
+            "does (memory='none'); give one of them"
+        )
     fed, bare = remembered(memory, warmup, inner), remembered("none", warmup, inner)
-    return Route(unfed, bare, fed) if no_feedback and fed != bare else fed
+    return Route(unfed, bare, fed) if no_feedback else fed
 
 
 def _routed(
@@ -137,6 +142,10 @@ def _routed(
 def _period(
     interleave: bool | tuple[int, int] | None, estimate: bool | int
 ) -> tuple[int, int] | None:
+    if not isinstance(estimate, bool) and (not isinstance(estimate, int) or estimate < 1):
+        raise ValueError(
+            f"estimate must be True, False or a first interval of turns, got {estimate!r}"
+        )
     if interleave is None:
         interleave = bool(estimate)  # only flat turns have a threshold to estimate
     if interleave is False and estimate:
@@ -157,10 +166,6 @@ def _period(
 def _flat_pick(estimate: bool | int) -> Selector:
     if estimate is False:
         return topk
-    if not isinstance(estimate, int) or estimate < 1:
-        raise ValueError(
-            f"estimate must be True, False or a first interval of turns, got {estimate!r}"
-        )
     return (
         Drifting() if estimate is True else Drifting(interval=estimate, shortest=min(5, estimate))
     )

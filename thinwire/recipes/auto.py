@@ -49,6 +49,13 @@ def auto(
         raise ValueError(
             f"among takes dense and some of {', '.join(KNOWN)}, each once, got {tuple(among)!r}"
         )
+    for option, given, usual in (("density", density, 0.01), ("rank", rank, 4)):
+        takers = [name for name in KNOWN if option in inspect.signature(KNOWN[name]).parameters]
+        if given != usual and not set(takers) & set(among):
+            raise ValueError(
+                f"{option} is for {', '.join(takers)}, got {option}={given!r} with "
+                f"among={tuple(among)!r}; add one of them"
+            )
     names = ["dense", *(name for name in among if name != "dense")]
     choices = tuple((name, _bare(KNOWN[name], density=density, rank=rank)) for name in names)
     plan = Planned(choices=choices, decide=Fastest(), tries=tries, finals=FINALS)

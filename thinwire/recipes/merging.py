@@ -9,11 +9,13 @@ from thinwire.collectives.slots import Slots
 from thinwire.collectives.spardl import BlockQuota
 from thinwire.collectives.split import SplitReduce
 from thinwire.protocols import Memory, Reducer
-from thinwire.recipes.options import Densities, Merge, schedulable, sparse
+from thinwire.recipes.options import Densities, Merge, merge, schedulable, sparse
 from thinwire.selectors.threshold import Threshold, exact
 from thinwire.selectors.topk import topk as _topk
 from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
+
+_TREE = GTopK(tree=True)
 
 
 @schedulable
@@ -31,6 +33,8 @@ def gtopk(
     With `tree` lists are merged towards rank 0, as the paper does.
     Source: Shi et al., ICDCS 2019, arXiv 1901.04359.
     """
+    if tree and merge(collective, ragged=False, own=_TREE) != _TREE:
+        raise ValueError(f"tree is gtopk's own collective, got collective={collective!r} too")
     return sparse(
         _topk, whole, density=density, collective=collective, own=GTopK(tree=tree), memory=memory,
         wire=wire, warmup=warmup, ragged=False,

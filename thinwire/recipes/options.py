@@ -25,7 +25,7 @@ from thinwire.layout import Layout, Slot
 from thinwire.memory import MomentumCorrected, Residual
 from thinwire.protocols import Collective, Memory, Reducer, Selector
 from thinwire.reducers import Select
-from thinwire.schedule import ByParameter, Density, Number, Which
+from thinwire.schedule import ByParameter, Density, Number, Which, checked_flag
 from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
@@ -61,17 +61,23 @@ _FIXED = {"warmup", "seed", "every", "steps", "ramp"}
 
 
 def schedulable(recipe: Recipe) -> Recipe:
-    """Let every number of a recipe be a schedule, whether its parts know of steps or not."""
+    """Let every number of a recipe be a schedule, whether its parts know of steps or not.
+
+    What is true or false must be one of these.
+    """
     known = inspect.signature(recipe)
     numbers = {
         name
         for name, option in known.parameters.items()
         if re.search(r"\b(int|float)\b", str(option.annotation)) and "bool" not in option.annotation
     } - (_OWN | _FIXED)  # fmt: skip
+    flags = {name for name, o in known.parameters.items() if o.annotation in (bool, "bool")}
 
     @functools.wraps(recipe)
     def built(*args: Any, **keywords: Any) -> Reducer:
         given = known.bind(*args, **keywords).arguments
+        for name in flags & set(given):
+            checked_flag(name, given[name])
         moving = {name: n for name, n in given.items() if name in numbers and callable(n)}
         if not moving:
             return recipe(*args, **keywords)

@@ -24,7 +24,7 @@ from thinwire.recipes.options import (
     sparse,
 )
 from thinwire.reducers import Select
-from thinwire.schedule import Density, dgc_ramp, stages
+from thinwire.schedule import Density, Number, dgc_ramp, stages
 from thinwire.selectors.estimators import Bisect, Constant, Sampled, gaussian, trimmed
 from thinwire.selectors.sidco import Sidco
 from thinwire.selectors.threshold import Threshold, exact
@@ -70,6 +70,11 @@ def threshold(
 
     Source: Strom, Interspeech 2015.
     """
+    if all(number == 1.0 for number in _numbers(density)):
+        raise ValueError(
+            f"a density of 1.0 sends everything, whatever its value, got density={density!r} "
+            f"with value={value!r}; give the most that may be sent, e.g. density=0.5"
+        )
     pick = Threshold(estimate=Constant(value), correct=None, capacity=capacity)
     return sparse(
         pick, by_layer, density=density, collective=collective, memory=memory, wire=wire,
@@ -224,6 +229,10 @@ class SentWhole:
     def __call__(self, slot: Slot) -> bool:
         chunks = self.basis.layout(Layout((slot,), slot.offset + slot.numel))
         return sent_whole(chunks, by_row, self.density)
+
+
+def _numbers(density: Densities) -> list[Number]:
+    return list(density.values()) if isinstance(density, Mapping) else [density]
 
 
 def _ramped(density: Densities, ramp: int | Sequence[float], every: int) -> Densities:
