@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 from thinwire import Bucket, recipes
 from thinwire.bucket import by_row, flat_indices
 from thinwire.collectives.gather import AllGather
+from thinwire.collectives.gtopk import GTopK
 from thinwire.combinators import Remember
 from thinwire.comm import local
-from thinwire.memory import Residual
+from thinwire.describe import parts
+from thinwire.memory import MomentumCorrected, Residual
+from thinwire.planned import Planned
 from thinwire.reducers import Select
 from thinwire.schedule import Piecewise, Ramp
 
@@ -59,10 +64,95 @@ def test_bad_options(name, keywords, message):
     (lambda: recipes.topk(refresh=0), "refresh must be a number of steps"),
     (lambda: recipes.demo_dct(memory="none", decay=0.5), "decay belongs to the residual"),
     (lambda: recipes.gaussiank(collective=AllGather()), r"counts vary.*AllGather\(ragged=True\)"),
+    (lambda: recipes.threshold(density=1.0, value=2.0), "1.0 sends everything, whatever its value"),
+    (lambda: recipes.threshold({"": 1}, value=2.0), "1.0 sends everything, whatever its value"),
+    (lambda: recipes.topk({"": 0.1, "head": 1.0}), "'' is found in every name.*put '' last"),
+    (lambda: recipes.gtopk(tree=True, collective="spardl"), "tree is gtopk's own collective, got"),
+    (lambda: recipes.gtopk(tree=True, collective=GTopK()), "tree is gtopk's own collective, got"),
+    (lambda: recipes.adtopk(no_feedback=["w"], memory="none"), "no_feedback says which parameters"),
+    (lambda: recipes.adtopk(estimate=0), "estimate must be True, False or a first interval"),
+    (lambda: recipes.adtopk(estimate="no"), "estimate must be True, False or a first interval"),
+    (lambda: recipes.adtopk(interleave="no"), "interleave must be True, False or a period"),
+    (lambda: recipes.adtopk(interleave=0), "interleave must be True, False or a period"),
+    (lambda: recipes.auto(rank=2, among=("dense", "topk")), "rank is for acpsgd, powersgd, got"),
+    (lambda: recipes.auto(0.1, among=("dense", "acpsgd")), "density is for topk, adtopk, .*got"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_at_construction(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(("build", "flag"), [
+    (recipes.adtopk, "hybrid"), (recipes.adtopk, "partial"), (recipes.gtopk, "tree"),
+    (recipes.oktopk, "faithful"), (recipes.dgc, "hierarchical"), (recipes.redsync, "trim"),
+    (Residual, "learning_rate"), (MomentumCorrected, "learning_rate"),
+    (MomentumCorrected, "nesterov"), (AllGather, "ragged"), (GTopK, "ragged"), (GTopK, "tree"),
+])  # fmt: skip
+@pytest.mark.parametrize("given", ["no", 0, None])
+def test_what_is_true_or_false_is_nothing_else(build, flag, given):
+    """A string such as "no" would count as true."""
+    with pytest.raises(ValueError, match=f"^{flag} must be True or False, got {given!r}"):
+        build(**{flag: given})
+    build(**{flag: True})
+    build(**{flag: False})
+
+
+def test_every_flag_of_a_recipe_is_checked():
+    flags = {
+        (name, option.name)
+        for name in recipes.names()
+        for option in inspect.signature(getattr(recipes, name)).parameters.values()
+        if option.annotation == "bool"
+    }
+    assert len(flags) == 6, "the test above has them all"
+    for name, flag in flags:
+        with pytest.raises(ValueError, match=f"{flag} must be True or False, got 'no'"):
+            recipes.parse(f"{name}({flag}='no')")
+
+
+def test_thresholds_value_counts_below_density_one():
+    sizes = torch.arange(100.0)
+    for value, entries in ((90.0, 10), (3.0, 97), (200.0, 0)):
+        recipe = recipes.threshold(density=0.99, value=value)
+        bucket = Bucket.of({"w": sizes.clone()}, state={})
+        assert local.run(1, lambda c, r=recipe, b=bucket: r.reduce(b, c))[0].sent.entries == entries
+
+
+def test_autos_rank_and_density_reach_its_candidates():
+    among = ("dense", "acpsgd", "powersgd", "topk", "randomk")
+    found = list(parts(recipes.auto(0.07, rank=3, among=among).inner))
+    choices = dict(next(part for part in found if isinstance(part, Planned)).choices)
+    assert [choices[name].frame.rank for name in ("acpsgd", "powersgd")] == [3, 3]
+    assert choices["topk"].density == choices["randomk"].frame.density == 0.07
+
+
+def dgc_counts(magnitude, hierarchical):
+    """How many of 10,000 entries go, where 2 % are above what the sample takes for 1 %."""
+    x = torch.linspace(0.01, 0.5, 10_000)
+    sampled = torch.arange(0, 10_000, 49)  # where the first sample looks
+    others = [i for i in range(10_000) if i % 49]
+    x[sampled[:3]] = 1.0  # the sample's threshold: its third largest
+    x[others[: magnitude - 3]] = 2.0 + torch.arange(magnitude - 3) / 1000
+    recipe = recipes.dgc({"": 0.01}, hierarchical=hierarchical, memory="none")
+    bucket = Bucket.of({"w": x}, state={})
+    return local.run(1, lambda comm: recipe.reduce(bucket, comm))[0].sent.entries
+
+
+@pytest.mark.parametrize("found", [72, 78, 90, 100, 110, 128])
+def test_dgc_without_hierarchy_takes_what_the_threshold_lets_through(found):
+    """From 0.7 to 1.3 times the density: neither topped up nor cut."""
+    assert dgc_counts(found, hierarchical=False) == found
+
+
+@pytest.mark.parametrize("found", [40, 66, 134, 190, 400])
+def test_dgc_without_hierarchy_corrects_other_thresholds(found):
+    assert 70 <= dgc_counts(found, hierarchical=False) <= 130
+    assert dgc_counts(found, hierarchical=False) != found
+
+
+@pytest.mark.parametrize("found", [40, 78, 82, 128, 190, 400])
+def test_dgc_with_hierarchy_never_takes_more_than_its_density(found):
+    assert 80 <= dgc_counts(found, hierarchical=True) <= 100
 
 
 def test_bad_rows():
@@ -186,4 +276,6 @@ def test_randomk_draws_alike_everywhere_and_anew_every_step():
         return a
 
     assert indices(0, ["x"]) != indices(1, ["x"])
-    assert indices(0, ["x"]) == [i - 100 for i in indices(0, ["y", "x"]) if i >= 100]
+    both = indices(0, ["y", "x"])
+    assert indices(0, ["x"]) == [i - 100 for i in both if i >= 100]
+    assert indices(0, ["x"]) != [i for i in both if i < 100], "others for a parameter as large"

@@ -92,14 +92,43 @@ def test_acpsgd_is_the_textbook(world):
 @pytest.mark.parametrize(("n", "m"), [(8, 8), (8, 13), (13, 8), (1, 9), (9, 1)])
 def test_powersgd_at_full_rank_is_dense(n, m):
     recipe = recipes.powersgd(rank=min(n, m), min_saving=0.0)  # factor even where it cannot pay
+    assert is_factored(recipe, n, m)
     for step, got in enumerate(ours(recipe, 4, 3, n, m)):
         assert (got - sum(matrices(step, 3, n, m)) / 3).abs().max() < 1e-5
 
 
 def test_acpsgd_at_full_rank_is_dense_for_square_matrices():
     recipe = recipes.acpsgd(rank=9, min_saving=0.0)
+    assert is_factored(recipe, 9, 9)
     for step, got in enumerate(ours(recipe, 4, 3, 9, 9)):
         assert (got - sum(matrices(step, 3, 9, 9)) / 3).abs().max() < 1e-5
+
+
+def is_factored(recipe, n, m):
+    """Whether the basis of an n x m matrix is kept for the next step."""
+    state: dict = {}
+    bucket = Bucket.of({"w": torch.randn(n, m)}, state=state)
+    local.run(1, lambda comm: recipe.reduce(bucket, comm))
+    return any("basis" in part for part in state.get("slots", {}).get("w", {}).values())
+
+
+@pytest.mark.parametrize(("make", "rank", "saving", "factored"), [
+    # factors of 9 x 9: 18 entries a column; a step of ACP-SGD sends half of them, 81 are dense
+    (recipes.acpsgd, 8, 1.0, True),
+    (recipes.acpsgd, 9, 1.0, False),
+    (recipes.powersgd, 4, 1.0, True),
+    (recipes.powersgd, 5, 1.0, False),
+    # as many times smaller as the caller asks for
+    (recipes.acpsgd, 4, 2.2, True),
+    (recipes.acpsgd, 4, 2.3, False),
+    (recipes.powersgd, 2, 2.2, True),
+    (recipes.powersgd, 2, 2.3, False),
+    (recipes.acpsgd, 9, 0.9, True),
+    (recipes.powersgd, 9, 0.4, True),
+])  # fmt: skip
+def test_a_matrix_is_factored_if_that_saves_enough(make, rank, saving, factored):
+    recipe = make(rank=rank, min_saving=saving)
+    assert is_factored(recipe, 9, 9) == factored
 
 
 def test_the_result_does_not_depend_on_how_the_batch_is_split():

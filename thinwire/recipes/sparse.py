@@ -68,6 +68,7 @@ def threshold(
 ) -> Reducer:
     """Entries of at least this magnitude; of more than `capacity` times the density, the largest.
 
+    A parameter so small that the density, rounded, is all of it goes whole.
     Source: Strom, Interspeech 2015.
     """
     if all(number == 1.0 for number in _numbers(density)):
