@@ -132,6 +132,26 @@ def test_different_models_are_shown_with_both_sides(pool: Pool) -> None:
         assert "rank 1: weight (4, 8)" in message
 
 
+def different_dtypes(rank: int, world: int, mode: str) -> str:
+    net = nn.Linear(8, 4).to(torch.bfloat16 if rank else torch.float32)
+    try:
+        if mode == "attach":
+            model = ddp(net, init_sync=False)  # else DDP's own broadcast ends the process
+            thinwire.attach(model, recipes.topk(), timeout=20.0)
+        else:
+            thinwire.distribute(sgd(net), net.named_parameters(), recipes.topk(), timeout=20.0)
+    except RankMismatch as error:
+        return str(error)
+    return "nothing was said"
+
+
+@pytest.mark.parametrize("mode", ["attach", "distribute"])
+def test_different_dtypes_are_shown_with_both_sides(pool: Pool, mode: str) -> None:
+    for message in pool.run(2, different_dtypes, mode):
+        assert "rank 0: weight (4, 8) (8, 1) torch.float32 on cpu" in message
+        assert "rank 1: weight (4, 8) (8, 1) torch.bfloat16 on cpu" in message
+
+
 def bad_attachments(rank: int, world: int) -> dict[str, str]:
     said: dict[str, str] = {}
 
@@ -210,7 +230,7 @@ def test_what_cannot_work_is_refused_with_the_reason_and_the_remedy(pool: Pool) 
         "plain module": (
             "needs a DistributedDataParallel",
             "got Sequential",
-            "thinwire.distribute",
+            "around which there is one",
         ),
         "no recipe": ("must have reduce", "got 'topk'", "recipes.adtopk"),
         "timeout": ("timeout must be above 0", "got 0"),

@@ -168,20 +168,31 @@ def test_unused_parameters(pool: Pool, name: str) -> None:
     assert [steps for _, steps in results] == [4, 4]
 
 
-def a_rank_without_any_gradient(rank: int, world: int) -> Tensor:
-    net = mlp(2)
-    optimizer = sgd(net)
-    distributed(net, optimizer, recipes.topk(density=0.1))
+def a_rank_without_any_gradient(rank: int, world: int) -> tuple[Tensor, Tensor, int]:
+    """Trained here, the same on one worker with all batches, and how many steps it took."""
+    net, whole = mlp(2), mlp(2)
+    optimizer, alone = sgd(net), sgd(whole)
+    sync = distributed(net, optimizer, recipes.dense())
     for step in range(4):
+        for other in range(world):
+            if other != step % world:
+                (whole(batch(other, step)).pow(2).mean() / world).backward()
+        alone.step()
+        alone.zero_grad()
         if rank != step % world:
             net(batch(rank, step)).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return weights(net)
+    return weights(net), weights(whole), sync.metrics()["steps"]
 
 
 def test_a_rank_without_any_gradient_plays_along(pool: Pool) -> None:
-    same_everywhere(pool.run(3, a_rank_without_any_gradient))
+    """In its own turn: were each to miss another exchange, all would still be the same."""
+    results = pool.run(3, a_rank_without_any_gradient)
+    same_everywhere([w for w, _, _ in results])
+    for ours, whole, steps in results:
+        assert steps == 4
+        assert torch.allclose(ours, whole, atol=1e-6)
 
 
 def scaled(rank: int, world: int, name: str) -> Any:
