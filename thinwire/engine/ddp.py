@@ -49,8 +49,8 @@ def attach(
 ) -> Sync:
     """Average this model's gradients as the recipe says, overlapped with backward.
 
-    Call it on every rank, after DDP is built. Give the optimizer, so that what the recipe needs
-    of it (learning rates, no second momentum) can be read and checked, and the `GradScaler`, if
+    Call it on every rank, after DDP is built. Give the optimizer: a recipe that needs something of
+    it (learning rates, no second momentum) is refused without it. Give the `GradScaler`, if
     there is one, so that residuals are kept in unscaled units. No rank waits longer than `timeout`
     seconds for another.
     """
