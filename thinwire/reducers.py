@@ -17,6 +17,7 @@ from thinwire import kernels
 from thinwire.bucket import Bucket, Piece, View, by_layer
 from thinwire.collectives.gather import AllGather
 from thinwire.describe import describe
+from thinwire.frames.shared import Identity
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import (
@@ -31,7 +32,15 @@ from thinwire.payload import (
     written,
 )  # fmt: skip
 from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
-from thinwire.schedule import ByParameter, Density, at, check_densities, checked_density, thinned
+from thinwire.schedule import (
+    ByParameter,
+    Density,
+    at,
+    check_densities,
+    checked_density,
+    density_at,
+    thinned,
+)
 from thinwire.wire import Wire
 from thinwire.wire.link import Link, reduce_traffic
 
@@ -74,6 +83,8 @@ class Select:
 
     Where the collective takes varying counts, entries that are zero are not sent: a row of an
     embedding that this rank has not touched costs nothing. They are part of the share all the same.
+    At density 1.0 there is nothing to choose and no index to send: the bucket is averaged dense,
+    whatever `pick` or the collective would have held back.
     """
 
     pick: Selector
@@ -86,6 +97,8 @@ class Select:
         check_densities(self.density)
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
+        if self._sends_all(bucket.layout, bucket.step):
+            return self._dense.reduce(bucket, comm)
         states: list[Any] = []
         mine, zeros, k = self._mine(replace(bucket, world=comm.size), states)
         link = _link(bucket, comm, self.wire)
@@ -104,6 +117,8 @@ class Select:
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         """The price of as many entries as the density asks for."""
+        if self._sends_all(layout, step):
+            return self._dense.traffic(layout, world, step)
         flat = torch.empty(layout.numel, device="meta")
         ghost = Bucket(flat=flat, layout=layout, state={}, step=step, world=world)
         pieces = self.over(ghost, self._density(step))
@@ -112,6 +127,18 @@ class Select:
 
     def __repr__(self) -> str:
         return describe(self)
+
+    @property
+    def _dense(self) -> Project:
+        return Project(frame=Identity(), wire=self.wire)
+
+    def _sends_all(self, layout: Layout, step: int) -> bool:
+        density = self._density(step)
+        if isinstance(density, ByParameter):
+            return layout.size > 0 and all(
+                density_at(density, step, slot) == 1.0 for slot in layout.slots
+            )
+        return layout.size > 0 and density == 1.0
 
     def _density(self, step: int) -> Density:
         if isinstance(self.density, ByParameter):

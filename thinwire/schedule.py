@@ -58,7 +58,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Flushed:
-    """As `then` says, but whole from the last of so many `steps` on: what waits is sent after all.
+    """As `then` says, but 1.0 from the last of so many `steps` on: all that waits is sent.
 
     Steps that were skipped, as for a loss scale, are not counted.
     """

@@ -15,6 +15,7 @@ from thinwire.recipes.merging import gtopk, oktopk, spardl, topkdsa
 from thinwire.recipes.options import remembered
 from thinwire.recipes.sparse import topk
 from thinwire.recipes.values import bf16, dense, half, int8
+from thinwire.schedule import Flushed
 
 KNOWN: dict[str, Callable[..., Reducer]] = {
     recipe.__name__: recipe
@@ -56,6 +57,11 @@ def auto(
                 f"{option} is for {', '.join(takers)}, got {option}={given!r} with "
                 f"among={tuple(among)!r}; add one of them"
             )
+    if isinstance(density, Flushed):
+        raise ValueError(
+            f"auto may choose a recipe without a density, which no flush empties, got {density!r}; "
+            "give a density, and call sync.pause() before the last step"
+        )
     names = ["dense", *(name for name in among if name != "dense")]
     choices = tuple((name, _bare(KNOWN[name], density=density, rank=rank)) for name in names)
     plan = Planned(choices=choices, decide=Fastest(), tries=tries, finals=FINALS)
