@@ -114,3 +114,40 @@ def test_a_dense_sum_is_bounded_without_being_taken_for_infinite():
     assert 3.0 <= bound(Dense(torch.tensor([1.0, -3.0]))) <= 3.2
     for bad in (float("nan"), float("inf")):
         assert bound(Dense(torch.tensor([1.0, bad]))) == float("inf")
+
+
+def test_only_what_no_sum_can_hold_is_dropped_and_that_is_said(caplog):
+    """Two ranks at 3e38: their sum overflows; on each that entry goes, and the others wait."""
+    recipe = recipes.gtopk(density=0.5, memory=MomentumCorrected(masking="never"))
+
+    def worker(comm):
+        state = {}
+        grads = {"w": torch.tensor([3e38, 1.0, 1e20, -2.0])}
+        finite = recipe.reduce(Bucket.of(grads, state=state), comm).finite
+        return finite, state["slots"]["w"]["memory"]
+
+    for finite, memory in local.run(2, worker):
+        assert not finite
+        assert memory["residual"].tolist() == memory["momentum"].tolist()
+        assert memory["residual"].tolist() == pytest.approx([0.0, 1.0, 1e20, -2.0])
+    assert [r.getMessage() for r in caplog.records] == [
+        "step 0 could not be sent: 2 entries that waited were too large for any sum of 2 ranks, "
+        "and are dropped"
+    ] * 2
+
+
+def test_rates_and_the_loss_scale_count():
+    """Under a rate of 1e-5 and a loss scale of 2^16 a mean is 6.5e9 times what waits: 1e30 is too
+    much, and after a step that says so it is gone."""
+    recipe = recipes.topk(1.0, memory=Residual(learning_rate=True))
+
+    def worker(comm):
+        state = {"slots": {"w": {"memory": {"residual": torch.full((4,), 1e30)}}}}
+        found = []
+        for step in range(2):
+            bucket = Bucket.of({"w": torch.ones(4)}, state=state, step=step)
+            bucket = replace(bucket, scale=2.0**16, rates={"w": 1e-5})
+            found.append(recipe.reduce(bucket, comm).finite)
+        return found
+
+    assert local.run(2, worker) == [[False, True]] * 2

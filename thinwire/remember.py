@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket
@@ -15,6 +17,8 @@ from thinwire.memory import Residual
 from thinwire.payload import Without, nothing
 from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Remember:
@@ -22,7 +26,8 @@ class Remember:
 
     Residuals are in unscaled units: a bucket that carries a loss scale is divided by it on the
     way in, and the mean is multiplied by it on the way out; learning rates likewise, if the memory
-    holds them. `sent` is in the memory's units.
+    holds them. `sent` is in the memory's units. A step that some rank could not take is one in
+    which nothing was sent; entries so large that no later sum could hold them are then dropped.
     """
 
     inner: Reducer
@@ -45,17 +50,42 @@ class Remember:
         folded = self.memory.fold(bucket, comm.size)
         reduced = self.inner.reduce(replace(bucket, flat=folded), comm)
         if not reduced.finite:  # sent = 0: the residual is x, non-finite entries left out
+            _drop_overflow(bucket, folded.units, comm.size)
             return replace(reduced, undo=None)
         reduced = _without_unused(reduced, bucket.layout)
         reduced = _in_gradients_units(reduced, folded.units)
-        reduced = _rescaled(reduced, bucket.scale, bucket.layout)
+        reduced = _rescaled(reduced, bucket.scale, bucket.layout, comm.size)
         if not reduced.finite:
+            _drop_overflow(bucket, folded.units, comm.size)
             return replace(reduced, sent=nothing(bucket.layout.numel), undo=None)
         undo = self.memory.keep(folded.residual, reduced.sent, bucket)
         return replace(reduced, undo=undo)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.inner.traffic(layout, world, step)
+
+
+def _drop_overflow(bucket: Bucket, units: list[tuple[Slot, float]], world: int) -> None:
+    """After a step that could not be sent: what would overflow every later sum too is dropped.
+
+    Finite entries may be too large to be added up, and would wait for ever. A sum of all entries of
+    all ranks has room for what is kept, in the units of the gradient and under its loss scale.
+    """
+    most = torch.finfo(torch.float32).max / (2 * world * max(1, bucket.layout.size))
+    most /= max(1.0, bucket.scale)
+    unit, dropped = {slot.name: unit for slot, unit in units}, 0
+    for slot in bucket.layout.slots:
+        for kept in bucket.scope("memory").of(slot).values():
+            if isinstance(kept, Tensor) and kept.is_floating_point():
+                large = ~(kept.abs() <= most / max(1.0, unit.get(slot.name, 1.0)))
+                dropped += int(large.sum())
+                kept.masked_fill_(large, 0.0)
+    if dropped:
+        log.warning(
+            "step %d could not be sent: %d entries that waited were too large for any sum of %d "
+            "ranks, and are dropped",
+            bucket.step, dropped, world,
+        )  # fmt: skip
 
 
 def _without_unused(reduced: Reduced, layout: Layout) -> Reduced:
@@ -72,8 +102,9 @@ def _in_gradients_units(reduced: Reduced, units: list[tuple[Slot, float]]) -> Re
     return _without(reduced, [slot for slot, unit in units if unit == 0.0])
 
 
-def _rescaled(reduced: Reduced, scale: float, layout: Layout) -> Reduced:
-    """Our slots of the mean times the loss scale, and whether they are still finite.
+def _rescaled(reduced: Reduced, scale: float, layout: Layout, world: int) -> Reduced:
+    """Our slots of the mean times the loss scale, and whether they are still finite, P times too:
+    what rounding has done to a mean, its owner's share holds P times.
 
     The buffer may hold slots of other branches of a `Route`: those are not ours to touch.
     """
@@ -81,10 +112,16 @@ def _rescaled(reduced: Reduced, scale: float, layout: Layout) -> Reduced:
     if scale != 1.0:
         for start, stop in layout.runs:
             mean[start:stop].mul_(scale)
-    if peak < torch.finfo(mean.dtype).max / 2:  # far enough for every rounding on the way
+    most = torch.finfo(mean.dtype).max / world
+    if peak < most / 2:  # far enough for every rounding on the way
         return replace(reduced, peak=peak)
-    finite = all(kernels.finite(mean[start:stop]) for start, stop in layout.runs)
+    finite = all(_largest(mean[start:stop]) <= most for start, stop in layout.runs)
     return replace(reduced, peak=math.inf, finite=finite)
+
+
+def _largest(x: Tensor) -> float:
+    low, high = torch.aminmax(x)
+    return float(torch.maximum(-low, high))
 
 
 def _without(reduced: Reduced, gone: list[Slot]) -> Reduced:
