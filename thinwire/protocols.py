@@ -107,7 +107,8 @@ class Collective(Protocol):
     """Sums private supports: returns the total, and my share of it.
 
     It may say that counts vary (`ragged`), who `keeps` what it drops, and that it has use for more
-    entries than k (`reach` times as many).
+    entries than k (`reach` times as many). One that goes by tensors has `with_counts`, and is told
+    the size of each and what is asked of it.
     """
 
     def sum(

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -100,10 +101,11 @@ class Select:
         if self._sends_all(bucket.layout, bucket.step):
             return self._dense.reduce(bucket, comm)
         states: list[Any] = []
-        mine, zeros, k = self._mine(replace(bucket, world=comm.size), states)
+        mine, zeros, asked = self._mine(replace(bucket, world=comm.size), states)
         link = _link(bucket, comm, self.wire)
         state = bucket.scope("collective")
-        total, share = self.collective.sum(mine, max(1, k), bucket.step, link, state)
+        merge, k = self._merge(asked, bucket.layout), max(1, sum(asked.values()))
+        total, share = merge.sum(mine, k, bucket.step, link, state)
         mean, peak = bucket.filled(total, 1.0 / comm.size)
         if not peak < math.inf:
             return _aborted(mean, _unused(bucket, link))
@@ -121,9 +123,11 @@ class Select:
             return self._dense.traffic(layout, world, step)
         flat = torch.empty(layout.numel, device="meta")
         ghost = Bucket(flat=flat, layout=layout, state={}, step=step, world=world)
-        pieces = self.over(ghost, self._density(step))
-        k = sum(piece.k * piece.rows.shape[0] for piece in pieces)
-        return self.collective.traffic(k, layout.numel, world, self.wire.over(layout), step)
+        asked: Counter[str | None] = Counter()
+        for piece in self.over(ghost, self._density(step)):
+            _count(piece, asked)
+        merge, k = self._merge(asked, layout), sum(asked.values())
+        return merge.traffic(k, layout.numel, world, self.wire.over(layout), step)
 
     def __repr__(self) -> str:
         return describe(self)
@@ -145,20 +149,29 @@ class Select:
             return self.density
         return checked_density(at(self.density, step))
 
-    def _mine(self, bucket: Bucket, states: list[Any]) -> tuple[Sparse, Sparse, int]:
-        """What this rank offers, the zeros it chose too and need not send, and how many entries
-        everybody is expected to offer."""
+    def _merge(self, asked: Counter[str | None], layout: Layout) -> Collective:
+        """The collective; one that goes by tensors is told what is asked of each."""
+        told = getattr(self.collective, "with_counts", None)
+        if told is None or None in asked:
+            return self.collective
+        counts = tuple((slot.numel, asked[slot.name]) for slot in layout.slots)
+        return cast(Collective, told(counts))
+
+    def _mine(
+        self, bucket: Bucket, states: list[Any]
+    ) -> tuple[Sparse, Sparse, Counter[str | None]]:
+        """What this rank offers, the zeros it chose too and need not send, and how many entries of
+        each parameter (of None: of all) everybody is expected to offer."""
         scope = bucket.scope("select")
         chosen: list[Tensor] = []
-        k = 0
+        asked: Counter[str | None] = Counter()
         for piece in self.over(bucket, thinned(self._density(bucket.step), bucket.thinner)):
-            rows, columns = piece.rows.shape
-            if piece.k < columns:
+            if piece.k < piece.rows.shape[1]:
                 states.append(piece.state(scope))
                 chosen.append(piece.place(self._picked(piece, states[-1])))
             else:
                 chosen.append(piece.place(_everything(piece)))
-            k += piece.k * rows
+            _count(piece, asked)
         flat = bucket.flat
         x = flat.residual if isinstance(flat, Sum) else flat
         none = torch.empty(0, dtype=torch.int64, device=x.device)
@@ -173,7 +186,7 @@ class Select:
             if not indices.numel() and runs:  # a selector that chose nothing still has to tell
                 indices = indices.new_tensor([runs[0][0]])
             values = values.new_full((indices.numel(),), float("nan"))
-        return ascending(Sparse(indices, values, bucket.layout.numel)), zeros, k
+        return ascending(Sparse(indices, values, bucket.layout.numel)), zeros, asked
 
     def _picked(self, piece: Piece, state: Any) -> Tensor:
         rows = piece.rows
@@ -195,6 +208,10 @@ class Select:
 def _beside(share: Payload, zeros: Sparse) -> Payload:
     """The share with the zeros that were chosen: who counts what was sent counts them too."""
     return Parts(((0, share), (0, zeros)), zeros.numel) if zeros.entries else share
+
+
+def _count(piece: Piece, asked: Counter[str | None]) -> None:
+    asked[piece.slot.name if piece.slot else None] += piece.k * piece.rows.shape[0]
 
 
 def _everything(piece: Piece) -> Tensor:

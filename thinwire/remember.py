@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.describe import parts
 from thinwire.layout import Layout, Slot

@@ -7,8 +7,9 @@ import torch
 
 from tests.collectives.worlds import check_law
 from thinwire import Bucket, recipes
-from thinwire.collectives.cheapest import Cheapest
+from thinwire.collectives.cheapest import Cheapest, evenly
 from thinwire.collectives.gather import AllGather
+from thinwire.collectives.gtopk import GTopK
 from thinwire.collectives.slots import Slots
 from thinwire.collectives.split import SplitReduce
 from thinwire.comm import local
@@ -55,6 +56,49 @@ def test_each_tensor_goes_its_own_way(world, by):
     other = run(recipes.topk(density={"thin": 0.02, "thick": 0.6}), random, world)
     for step in range(3):
         assert torch.allclose(results[0][step][0], other[0][step][0], atol=1e-6)
+
+
+SIZES = {"large": (1000, 1000), "small": (500, 100)}
+
+
+@pytest.mark.parametrize("name", ["topk", "adtopk"])
+def test_each_tensor_is_priced_by_its_own_count(name):
+    """A million entries at 0.1 % gathered, 50,000 at 60 % all-reduced: by their mean density both
+    would be gathered, for 744,024 bytes."""
+
+    def make(rank, step):
+        draw = torch.Generator().manual_seed(10 * step + rank)
+        return {name: torch.randn(shape, generator=draw) for name, shape in SIZES.items()}
+
+    more = {"hybrid": True} if name == "adtopk" else {"collective": "cheapest"}
+    recipe = getattr(recipes, name)({"large": 0.001, "small": 0.6}, **more)
+    results = run(recipe, make, 4, steps=2)
+    check_law(results, 4)
+    counts = 8 * 3  # of the gather
+    for step in range(2):
+        assert verbs(results, step) == ["all_reduce", "all_gather"]
+        assert [rank[step][2].bytes for rank in results] == [300_000 + 24_000 + counts] * 4
+    priced = recipe.traffic(Bucket.of(make(0, 0), state={}).layout, 4)
+    assert priced == results[0][0][2].traffic
+
+
+def test_what_merges_the_rest_is_asked_for_the_rest():
+    """Of the thin tensor 12 entries, whatever the thick one has: gTop-k then keeps that many."""
+    recipe = recipes.topk(
+        density={"thin": 0.02, "thick": 0.6}, collective=Cheapest(sparse=GTopK(ragged=True))
+    )
+    results = run(recipe, random, 8, steps=2)
+    check_law(results, 8)
+    for step in range(2):
+        assert int((results[0][step][0][:600] != 0).sum()) == 12
+
+
+def test_without_counts_all_tensors_have_one_density():
+    """A choice of the whole bucket says nothing of any tensor."""
+    assert evenly(60, [400, 0, 200]) == ((400, 40), (0, 0), (200, 20))
+    results = run(recipes.gtopk(0.6, collective="cheapest"), random, 4, steps=1)
+    check_law(results, 4)
+    assert verbs(results, 0) == ["all_reduce"]
 
 
 def test_it_never_sends_more_than_either():

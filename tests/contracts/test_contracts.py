@@ -285,8 +285,9 @@ def as_priced(case: str, o: Outcome, world: int, step: int) -> bool:
     code = CASES_WIRE.get(case, Wire())
     dense = NUMEL - 960 - 216 if case.startswith("adtopk") and "all sparse" not in case else 0
     dense += 960 if "by name" in case else 0
+    dense += 1 if "cheapest" in case else 0  # the scalar
     wanted = budget(case, step)
-    more = code.nbytes(o.entries - dense, NUMEL) - code.nbytes(wanted - dense, NUMEL)
+    more = code.nbytes(max(0, o.entries - dense), NUMEL) - code.nbytes(wanted - dense, NUMEL)
     if "no feedback" in case:  # two gathers: prices add up the same way, pair by pair
         more = 8 * (o.entries - budget(case, step))
     same_rounds: bool = o.metered.rounds == o.priced.rounds

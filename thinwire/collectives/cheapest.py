@@ -2,14 +2,14 @@
 
 A sparse gather sends everybody's pairs to everybody, a dense all-reduce two numbers an entry
 however many ranks there are: with more ranks, or a higher density, dense wins. The sum is the same
-either way. By `price` the number of pairs is taken from the density; by `fill` from what the last
-step gathered, so that an embedding of which few rows are used is seen as sparse as it is.
+either way. By `price` the number of pairs is what the density asks of that tensor; by `fill` what
+the last step gathered, so that an embedding of which few rows are used is seen as sparse as it is.
 ADTopk's hybrid communication (HPDC 2024, doi 10.1145/3625549.3658678), decided per tensor.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -24,13 +24,20 @@ from thinwire.state import State
 from thinwire.wire import Wire
 from thinwire.wire.link import Link, reduce_traffic
 
+Counts = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cheapest:
-    """Per tensor a dense all-reduce, or the `sparse` collective for all the others together."""
+    """Per tensor a dense all-reduce, or the `sparse` collective for all the others together.
+
+    `counts` holds entries and entries asked for of every tensor. Whoever selects fills it in
+    (`with_counts`); without, or where the choice is of the whole bucket, all have the same density.
+    """
 
     sparse: Collective = field(default_factory=lambda: AllGather(ragged=True))
     by: str = "price"
+    counts: Counts = ()
     ragged: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -50,14 +57,15 @@ class Cheapest:
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse, Payload]:
         slots, world = state.layout.slots, link.comm.size
+        counts = self.counts or evenly(k, [slot.numel for slot in slots])
         seen = state.get("pairs") if self.by == "fill" else None
-        asked = k / max(1, state.layout.size)
-        each = [slot.numel * asked for slot in slots] if seen is None else [n / world for n in seen]
-        dense = [
-            slot
-            for slot, pairs in zip(slots, each, strict=True)
-            if self._dense_pays(slot.numel, pairs, world, link.wire)
-        ]
+        pairs = [n / world for n in seen] if seen is not None else [count for _, count in counts]
+        dense, rest = [], 0
+        for slot, expected, (_, asked) in zip(slots, pairs, counts, strict=True):
+            if self._dense_pays(slot.numel, expected, world, link.wire):
+                dense.append(slot)
+            else:
+                rest += asked
         inside = within(mine.indices, dense)
         totals: list[Sparse] = []
         shares: list[tuple[int, Payload]] = []
@@ -68,11 +76,9 @@ class Cheapest:
             counted = _counted(chosen, dense, link) if self.by == "fill" else {}
             totals.append(total)
             shares.append((0, share))
-        if len(dense) < len(slots) or not slots:
-            rest = round(k - asked * sum(slot.numel for slot in dense))
-            found, rest_share = self.sparse.sum(
-                only(mine, ~inside), max(1, rest), step, link, state
-            )
+        if not dense or sum(slot.numel for slot in dense) < state.layout.size:
+            others = only(mine, ~inside)
+            found, rest_share = self.sparse.sum(others, max(1, rest), step, link, state)
             totals.append(found if isinstance(found, Sparse) else _pairs(found.values))
             shares.append((0, rest_share))
         both = together(totals, mine.numel)
@@ -82,14 +88,23 @@ class Cheapest:
             ]
         return both, Parts(tuple(shares), mine.numel)
 
+    def with_counts(self, counts: Counts) -> Cheapest:
+        """For tensors of which so many entries are asked for, each."""
+        return replace(self, counts=counts)
+
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
-        """Of a bucket that is one tensor; a bucket of several sends at most this."""
-        if not self._dense_pays(n, k, world, wire):
-            return self.sparse.traffic(k, n, world, wire, step)
-        dense = reduce_traffic(n, world, wire)
-        if self.by == "price":
-            return dense
-        return dense + Traffic(rounds=1, bytes=all_reduced(COUNT, world))
+        """By the counts; of a bucket that is one tensor, if there are none."""
+        counts = self.counts or ((n, k),)
+        dense = [size for size, asked in counts if self._dense_pays(size, asked, world, wire)]
+        rest = [(size, asked) for size, asked in counts
+                if size and not self._dense_pays(size, asked, world, wire)]  # fmt: skip
+        sent = reduce_traffic(sum(dense), world, wire)
+        if dense and self.by == "fill":
+            sent += Traffic(rounds=1, bytes=all_reduced(COUNT * len(dense), world))
+        if rest or not dense:
+            asked = sum(count for _, count in rest)
+            sent += self.sparse.traffic(max(1, asked), n, world, wire, step)
+        return sent
 
     def _dense_pays(self, n: int, k: float, world: int, wire: Wire) -> bool:
         """Whether n numbers all-reduced are fewer bytes than k entries of every rank, merged."""
@@ -97,6 +112,11 @@ class Cheapest:
             return False
         pairs, none = (self.sparse.traffic(count, n, world, wire, 1) for count in (round(k), 0))
         return reduce_traffic(n, world, wire).bytes < pairs.bytes - none.bytes
+
+
+def evenly(k: int, sizes: list[int]) -> Counts:
+    """k entries over tensors of these sizes, as if all had the same density."""
+    return tuple((size, round(k * size / max(1, sum(sizes)))) for size in sizes)
 
 
 def within(indices: Tensor, slots: list[Slot]) -> Tensor:
