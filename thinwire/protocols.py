@@ -55,13 +55,21 @@ class Reduced:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What one rank sends: blocking rounds, and bytes under the textbook algorithm."""
+    """What one rank sends: blocking rounds, and bytes under the textbook algorithm.
+
+    `floor` marks a price that steps may exceed, because counts follow the data.
+    """
 
     rounds: int = 0
     bytes: int = 0
+    floor: bool = False
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(rounds=self.rounds + other.rounds, bytes=self.bytes + other.bytes)
+        return Traffic(
+            rounds=self.rounds + other.rounds,
+            bytes=self.bytes + other.bytes,
+            floor=self.floor or other.floor,
+        )
 
 
 class Reducer(Protocol):
@@ -76,7 +84,8 @@ class Selector(Protocol):
     """Says *where*: k flat indices out of every row. A plain function qualifies.
 
     One that must decide alike on all ranks may have `settle(states, highest)`: called after the
-    exchange with the states it has used, `highest` is the elementwise maximum over ranks.
+    exchange with the states it has used, `highest` is the elementwise maximum over ranks. One that
+    may choose more than k says how many times k at most (`capacity`).
     """
 
     def __call__(self, rows: Tensor, k: int, state: Any) -> Tensor: ...  # (r, c) -> flat indices

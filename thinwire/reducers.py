@@ -118,7 +118,7 @@ class Select:
         return Reduced(mean=mean, sent=sent, unused=unused, kept=kept, peak=peak)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        """The price of as many entries as the density asks for."""
+        """The price of as many entries as the density asks for; a floor, if more may be chosen."""
         if self._sends_all(layout, step):
             return self._dense.traffic(layout, world, step)
         flat = torch.empty(layout.numel, device="meta")
@@ -127,7 +127,8 @@ class Select:
         for piece in self.over(ghost, self._density(step)):
             _count(piece, asked)
         merge, k = self._merge(asked, layout), sum(asked.values())
-        return merge.traffic(k, layout.numel, world, self.wire.over(layout), step)
+        priced = merge.traffic(k, layout.numel, world, self.wire.over(layout), step)
+        return replace(priced, floor=priced.floor or getattr(self.pick, "capacity", 1.0) > 1)
 
     def __repr__(self) -> str:
         return describe(self)

@@ -96,3 +96,53 @@ def test_collectives_price_themselves(world):
     for collective in (AllGather(), SplitReduce(), OkTopk(), Slots(), TwoLevel(nodes=1)):
         priced = collective.traffic(1000, N, world, wire("bf16+auto"))
         assert (priced.bytes == 0) == (world == 1)
+
+
+SENDING = ("topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "adtopk", "gtopk",
+           "topkdsa", "oktopk", "spardl")  # fmt: skip
+MORE = {
+    "oktopk(faithful)": recipes.oktopk(faithful=True),
+    "sidco(gamma)": recipes.sidco(fit="gamma"),
+    "redsync(trim)": recipes.redsync(trim=True),
+    "dgc(loose)": recipes.dgc(hierarchical=False),
+    "topk(reused)": recipes.topk(refresh=4),
+    "adtopk(estimate)": recipes.adtopk(estimate=True),
+}
+FLOORS = {"gaussiank", "redsync", "sidco", "oktopk(faithful)", "sidco(gamma)", "dgc(loose)",
+          "topk(reused)", "adtopk(estimate)"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SENDING, *MORE])
+def test_a_price_that_steps_may_exceed_is_said_to_be_a_floor(name):
+    """With memory, 8 steps, the sum of all ranks: what is not marked is met to 5 % or not reached."""
+    recipe = MORE[name] if name in MORE else getattr(recipes, name)()
+    states = [{} for _ in range(4)]
+
+    def worker(comm):
+        sent = priced = 0
+        for step in range(8):
+            draw = torch.Generator().manual_seed(100 * step + comm.rank)
+            tensors = {"a": torch.randn(200, 50, generator=draw)}
+            bucket, meter = Bucket.of(tensors, state=states[comm.rank], step=step), Metered(comm)
+            bucket.rates = {"a": 0.1}
+            recipe.reduce(bucket, meter)
+            price = recipe.traffic(bucket.layout, 4, step)
+            assert price.floor == (name in FLOORS) or name == "adtopk(estimate)"
+            sent, priced = sent + meter.bytes, priced + price.bytes
+        return sent, priced
+
+    sent, priced = map(sum, zip(*local.run(4, worker), strict=True))
+    assert name in FLOORS or sent <= 1.05 * priced
+    assert name not in ("oktopk(faithful)", "redsync", "sidco(gamma)") or sent > 1.2 * priced
+
+
+def test_a_floor_stays_one_in_every_nesting():
+    one = layout()
+    for built in (
+        recipes.redsync(collective=TwoLevel(nodes=2)),
+        recipes.redsync({"b": 1.0, "": 0.1}),
+    ):
+        assert built.traffic(one, 4).floor
+    assert not recipes.redsync(density=1.0).traffic(one, 4).floor
+    both = recipes.dense().traffic(one, 4) + recipes.redsync().traffic(one, 4)
+    assert both.floor

@@ -20,7 +20,9 @@ from thinwire.plan.planner import (
     reasons,
     verdict,
 )
+from thinwire.plan.prices import catalogue
 from thinwire.plan.profile import Cost, Model, buckets
+from thinwire.report.planned import table
 
 SHAPES = {"b": torch.Size([1000]), "a": torch.Size([1000, 1000])}
 MODEL = Model(forward=0.01, backward=(("b", 0.01), ("a", 0.02)), optimizer=0.0, shapes=SHAPES)
@@ -98,6 +100,21 @@ def test_costs_move_to_another_world_as_the_recipe_prices_itself():
     dense = moved(DENSE, MODEL, GROUPS, COSTS[DENSE], 8, 4)
     assert dense[1].sent == pytest.approx(6_000_000 * (7 / 8) / (3 / 4), rel=0.01)
     assert moved(DENSE, MODEL, GROUPS, COSTS[DENSE], 4, 4) == COSTS[DENSE]
+
+
+def test_what_was_priced_by_a_floor_says_so():
+    """Measured here it is what it is; in another world it is at least that."""
+    costs = [cost(3 * 80), cost(3 * 80_000)]
+    for recipe, floor in (("redsync()", True), ("topk()", False)):
+        for world in (4, 8):
+            there = moved(recipe, MODEL, GROUPS, costs, world, 4)
+            option = planner.predicted(recipe, setup(), there)
+            assert option.floor == (floor and world == 8)
+            row = table([option], option)[1]
+            assert row[4].startswith(">= ") == option.floor
+    assert {e.name for e in catalogue(10**6, 4, 0.01, 4) if e.floor} == {
+        "gaussiank", "redsync", "sidco",
+    }  # fmt: skip
 
 
 def gpt2_large():

@@ -47,7 +47,7 @@ def catalogue(
         f"\nSent a step and worker: {params:,} parameters as {prices.SIDE} x {prices.SIDE} "
         f"matrices with biases, {world} workers, k = {problem.k:,} (density "
         f"{problem.k / params:.4g}), rank {rank}. Densities below one entry a row are "
-        "rounded up by row-wise recipes.\n"
+        "rounded up by row-wise recipes. >=: counts follow the data, and more may be sent.\n"
     )
     console.print(_costs(problem, alpha, beta))
     console.print(
@@ -99,8 +99,8 @@ def _recipes(entries: list[prices.Entry]) -> Table:
         table.add_row(
             entry.name,
             f"{text}\n[dim italic]{escape(entry.source)}[/dim italic]",
-            f"{entry.bytes / 1024:,.0f}",
-            fewer,
+            f"{'>= ' * entry.floor}{entry.bytes / 1024:,.0f}",
+            f"{'<= ' * entry.floor}{fewer}",
         )
     return table
 

@@ -174,6 +174,7 @@ def _figures(options: list[Option], setup: Setup) -> dict[str, Any]:
                 "speed_up": dense.step / option.step,
                 "exposed": option.timeline.exposed,
                 "bytes": option.sent,
+                "bytes_floor": option.floor,
                 "memory": option.memory,
                 "crossover": option.crossover if math.isfinite(option.crossover) else None,
             }

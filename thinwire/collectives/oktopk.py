@@ -81,7 +81,8 @@ class OkTopk:
         return total, share([surviving(own, total)], [surviving(error, total)], mine.numel)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
-        """Of an ordinary step; every `refresh` steps the sums of all go round instead of k."""
+        """Of an ordinary step if thresholds let k through; every `refresh` steps the sums of all go
+        round instead. A floor: thresholds lag a growing residual."""
         length = round(n / world)
         part = wire.nbytes(round(k / world), length)
         cuts = Traffic(rounds=1, bytes=all_reduced(8 * (world - 1), world))
@@ -90,7 +91,8 @@ class OkTopk:
         first, second = (part + COUNT, kept + COUNT + (0 if wire.fixed else COUNT))
         turns = world - 1 if self.form == "pairwise" else 1
         gathers = 2 * turns
-        usual = Traffic(rounds=turns + gathers, bytes=(world - 1) * (first + second))
+        sent = (world - 1) * (first + second)
+        usual = Traffic(rounds=turns + gathers, bytes=sent, floor=world > 1)
         return cuts + usual if step % self.balance_every == 0 else usual
 
     def _regions(self, mine: Sparse, step: int, link: Link, state: State) -> list[Span]:

@@ -125,7 +125,7 @@ class ByNode:
         inside = Traffic(rounds=2 * (size - 1), bytes=4 * packed.size - mine + gathered(mine, size))
         between = self.inner.traffic(Layout(largest, packed.numel), len(groups), step)
         turns = max(1, len(groups) - 1)
-        return inside + Traffic(rounds=between.rounds * turns, bytes=between.bytes)
+        return inside + replace(between, rounds=between.rounds * turns)
 
 
 def check_nodes(nodes: Nodes) -> None:

@@ -16,6 +16,7 @@ from thinwire.plan import buffers
 from thinwire.plan.network import Network
 from thinwire.plan.profile import Cost, Model
 from thinwire.plan.timeline import Timeline, Work, replay
+from thinwire.protocols import Traffic
 
 DENSE = "dense()"
 SIXTEEN = ("bf16()", "half()")
@@ -45,6 +46,7 @@ class Option:
     works: tuple[Work, ...]
     sent: float
     memory: int
+    floor: bool = False  # more may be sent
     crossover: float = math.nan
 
     @property
@@ -64,15 +66,18 @@ def moved(
     recipe: str, model: Model, groups: Sequence[Sequence[str]], costs: Sequence[Cost], world: int,
     measured: int,
 ) -> list[Cost]:  # fmt: skip
-    """The costs in a world of another size, by what the recipe says that it would send there."""
+    """The costs in a world of another size, by what the recipe says that it would send there: at
+    least that, where its price is a floor."""
     reducer = recipes.parse(recipe)
     found = []
     for layout, cost in zip(layouts(model, groups), costs, strict=True):
         here, there = (
-            sum(reducer.traffic(layout, size, step).bytes for step in (1, 2))
+            sum((reducer.traffic(layout, size, step) for step in (1, 2)), Traffic())
             for size in (measured, world)
         )
-        found.append(cost.among(world, measured, there / here if here else 1.0))
+        grows = there.bytes / here.bytes if here.bytes else 1.0
+        floor = there.floor and world != measured
+        found.append(replace(cost.among(world, measured, grows), floor=floor))
     return found
 
 
@@ -97,6 +102,7 @@ def predicted(recipe: str, setup: Setup, costs: Sequence[Cost]) -> Option:
         works=works,
         sent=sum(cost.sent for cost in costs),
         memory=sum(cost.memory for cost in costs),
+        floor=any(cost.floor for cost in costs),
     )
 
 

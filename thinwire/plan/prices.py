@@ -19,7 +19,8 @@ SIDE = 1024  # the model: square matrices of this side with their biases, and a 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One recipe: what it is, who published it, what it is made of, what a rank sends a step."""
+    """One recipe: what it is, who published it, what it is made of, what a rank sends per step; at
+    least that, if it is a `floor`."""
 
     name: str
     summary: str
@@ -27,6 +28,7 @@ class Entry:
     composition: str
     bytes: float
     bytes_dense: int
+    floor: bool
 
 
 def catalogue(params: int, world: int, density: float, rank: int) -> list[Entry]:
@@ -41,19 +43,16 @@ def catalogue(params: int, world: int, density: float, rank: int) -> list[Entry]
         reducer = recipe(**{key: value for key, value in given.items() if key in known})
         summary, source = documented(recipe)
         # two steps, because some recipes alternate; not the first, which may look around
-        sent = sum(
-            count * reducer.traffic(layout, world, step).bytes / 2
-            for count, layout in shapes
-            for step in (1, 2)
-        )
+        priced = [(n, reducer.traffic(layout, world, s)) for n, layout in shapes for s in (1, 2)]
         entries.append(
             Entry(
                 name=name,
                 summary=summary,
                 source=source,
                 composition=sketch(reducer),
-                bytes=sent,
+                bytes=sum(count * one.bytes / 2 for count, one in priced),
                 bytes_dense=all_reduced(4 * params, world),
+                floor=any(one.floor for _, one in priced),
             )
         )
     return entries

@@ -52,7 +52,8 @@ class Model:
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """A recipe's work for one bucket: processor seconds before the first verb, inside the verbs and
-    after; what it called, as (verb, bytes sent), in so many steps; bytes it remembers."""
+    after; what it called, as (verb, bytes sent), in so many steps; bytes it remembers; `floor` if
+    it may send more (of a world that was priced, not measured)."""
 
     select: float
     effort: float
@@ -60,6 +61,7 @@ class Cost:
     calls: tuple[tuple[str, int], ...]
     steps: int
     memory: int = 0
+    floor: bool = False
 
     @property
     def sent(self) -> float:
@@ -71,7 +73,7 @@ class Cost:
         calls = tuple((verb, round(sent * factor)) for verb, sent in self.calls)
         return Cost(
             select=self.select * factor, effort=self.effort * factor, scatter=self.scatter * factor,
-            calls=calls, steps=self.steps, memory=round(self.memory * factor),
+            calls=calls, steps=self.steps, memory=round(self.memory * factor), floor=self.floor,
         )  # fmt: skip
 
     def among(self, world: int, measured: int, grows: float) -> Cost:

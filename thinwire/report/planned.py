@@ -59,7 +59,7 @@ def table(options: Sequence[Option], dense: Option) -> list[list[str]]:
     for option in options:
         rows.append([
             option.recipe, f"{1e3 * option.step:.1f}", f"{dense.step / option.step:.2f}",
-            f"{1e3 * option.timeline.exposed:.1f}", f"{option.sent / 1e6:.2f}",
+            f"{1e3 * option.timeline.exposed:.1f}", f"{'>= ' * option.floor}{option.sent / 1e6:.2f}",
             f"{option.memory / 1e6:.1f}", "" if option is dense else crossing(option.crossover),
         ])  # fmt: skip
     return rows

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class Drifting:
     interval: int = 5
     shortest: int = 5
     warmup: int = 15
+    capacity: ClassVar[float] = BOUNDS[1]
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.interval:
