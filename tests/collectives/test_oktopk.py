@@ -214,6 +214,35 @@ def test_cut_points_are_proposed_by_load():
     assert proposal(Sparse(mine.indices[:2], mine.values[:2], 100), 4).tolist() == [25, 50, 75]
 
 
+def test_the_published_bound_and_what_exceeds_it():
+    """The table of `OkTopk` and docs/communication.md: 24 bytes in units of k(P-1)/P, rank 0."""
+    n, world, recipe = 42_000, 4, recipes.oktopk(density=0.01, faithful=True)
+    scale, states = layers(n), [{} for _ in range(world)]
+
+    def worker(comm):
+        sizes = []
+        for step in range(65):
+            meter = Metered(comm)
+            bucket = Bucket.of(
+                {"w": gradient(comm.rank, step, scale)}, state=states[comm.rank], step=step
+            )
+            recipe.reduce(bucket, meter)
+            sizes.append(meter.bytes / (n // 100 * (world - 1) / world))
+        return sizes
+
+    sizes = local.run(world, worker)[0]
+
+    def mean(first, last):
+        return sum(sizes[first : last + 1]) / (last + 1 - first)
+
+    table = [mean(0, 0), mean(1, 3), mean(4, 31), mean(32, 32), mean(33, 63), mean(64, 64)]
+    assert table == pytest.approx([30.1, 24.5, 28.5, 46.7, 22.8, 38.3], abs=0.1)
+    above = [step for step, size in enumerate(sizes) if size > 24]
+    assert set(above) >= {0, *range(4, 32), 32, 64} and not set(above) & set(range(50, 64))
+    written = " ".join((OkTopk.__doc__ or "").split())
+    assert "mean 30.1 24.5 28.5 46.7 22.8 38.3" in written
+
+
 def test_options_are_checked():
     for wrong in ({"every": 0}, {"slack": 0.5}, {"reach": 0.0}, {"form": "pigeon"}):
         with pytest.raises(ValueError, match="got"):

@@ -114,7 +114,7 @@ FLOORS = {"gaussiank", "redsync", "sidco", "oktopk(faithful)", "sidco(gamma)", "
 
 @pytest.mark.parametrize("name", [*SENDING, *MORE])
 def test_a_price_that_steps_may_exceed_is_said_to_be_a_floor(name):
-    """With memory, 8 steps, the sum of all ranks: what is not marked is met to 5 % or not reached."""
+    """With memory, 8 steps, the sum of all ranks: what is not marked is met to 5 %, or above."""
     recipe = MORE[name] if name in MORE else getattr(recipes, name)()
     states = [{} for _ in range(4)]
 

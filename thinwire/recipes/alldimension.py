@@ -84,9 +84,9 @@ def adtopk(
     `rows` says what a row is: "matrix" (output channel x rest), "dim1" (as published code does),
     "longer", "dim0". `interleave` alternates with flat top-k, (2, 1) two steps to one; with
     `steps`, the length of the training, only up to that `fraction` of it. `estimate` (a first
-    interval, or True for 5) remembers the flat threshold. Parameters for which `dense` holds (a
-    rule, or patterns besides the vectors) are averaged whole, None compresses all; `no_feedback`
-    ones keep no residual. `partial` times sparse and dense for some steps, and then leaves dense
+    interval, or True for 5) remembers the flat threshold, but costs more time than it saves
+    (docs/algorithms.md). Parameters for which `dense` holds (a rule, or patterns besides the
+    vectors) are averaged whole, None compresses all; `no_feedback` ones keep no residual. `partial` times sparse and dense for some steps, and then leaves dense
     what does not pay, out of the others' budget; `hybrid` sends every parameter by all-reduce or by
     all-gather, whichever is fewer bytes. Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
     """

@@ -57,9 +57,10 @@ def table(options: Sequence[Option], dense: Option) -> list[list[str]]:
     """What is printed, and what is drawn."""
     rows = [["recipe", "ms", "x faster", "exposed", "MB sent", "MB held", "pays below"]]
     for option in options:
+        sent = f"{'>= ' * option.floor}{option.sent / 1e6:.2f}"
         rows.append([
             option.recipe, f"{1e3 * option.step:.1f}", f"{dense.step / option.step:.2f}",
-            f"{1e3 * option.timeline.exposed:.1f}", f"{'>= ' * option.floor}{option.sent / 1e6:.2f}",
+            f"{1e3 * option.timeline.exposed:.1f}", sent,
             f"{option.memory / 1e6:.1f}", "" if option is dense else crossing(option.crossover),
         ])  # fmt: skip
     return rows
