@@ -212,6 +212,24 @@ def test_rounding_others_numbers_is_no_choice_of_mine(name):
     assert all(local.run(4, worker))
 
 
+def test_the_rest_of_a_quota_goes_round():
+    """Two entries for four blocks: each block has its turn, in what is chosen and in the sum."""
+    results = reduce(recipes.spardl(density=2 / N, memory="none"), 4, lambda r, s: private(0), 4)
+    found = [
+        [int((block != 0).sum()) for block in results[0][step][0].chunk(4)] for step in range(4)
+    ]
+    assert found == [[0, 1, 0, 1], [1, 0, 1, 0]] * 2
+    select = Select(pick=topk, over=whole, density=2 / N, collective=BlockQuota())
+
+    def first(rank, step):  # the two largest of all lie in the first two blocks
+        x = torch.zeros(N)
+        x[0] = x[N // 4] = 1.0
+        return x
+
+    for step, (mean, *_) in enumerate(reduce(select, 4, first, 4)[0]):
+        assert mean.nonzero().reshape(-1).tolist() == [[N // 4], [0]][step % 2]
+
+
 def test_an_unknown_collective_is_refused():
     with pytest.raises(ValueError, match="collective must be one of gather, gtopk"):
         recipes.topk(collective="carrier pigeon")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.collectives.worlds import INPUTS, WORLDS, K, N, private, reduce
+from tests.collectives.worlds import INPUTS, WORLDS, K, N, check_law, private, reduce
 from thinwire import Bucket, recipes
 from thinwire.bucket import whole
 from thinwire.collectives.gtopk import GTopK, largest_power, merged
@@ -80,6 +80,12 @@ def test_merging_is_symmetric_to_the_bit():
     )  # fmt: skip
     ab, ba = merged(a, b, 15), merged(b, a, 15)
     assert torch.equal(ab.indices, ba.indices) and torch.equal(ab.values, ba.values)
+
+
+@pytest.mark.parametrize("world", [4, 5, 8])
+def test_a_group_rounds_at_random_alike(world):
+    """Ranks that hold the same partial sum draw the same numbers for it."""
+    check_law(reduce(recipes.gtopk(density=K / N, wire="natural"), world, private), world, 1e-5)
 
 
 def published_share(mine: Sparse, total: Sparse) -> Sparse:

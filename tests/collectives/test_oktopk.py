@@ -23,6 +23,7 @@ from thinwire.comm.metered import Metered
 from thinwire.payload import Sparse
 from thinwire.reducers import Select
 from thinwire.selectors.estimators import histogram
+from thinwire.selectors.threshold import Threshold, exact
 from thinwire.selectors.topk import topk
 
 FULL = bool(os.environ.get("THINWIRE_FULL"))
@@ -241,6 +242,58 @@ def test_the_published_bound_and_what_exceeds_it():
     assert set(above) >= {0, *range(4, 32), 32, 64} and not set(above) & set(range(50, 64))
     written = " ".join((OkTopk.__doc__ or "").split())
     assert "mean 30.1 24.5 28.5 46.7 22.8 38.3" in written
+
+
+def collective_state(states, rank=0):
+    return next(iter(states[rank]["layouts"].values()))["collective"]
+
+
+def test_the_published_settings():
+    """Intervals and factors of the authors' VGG runs; exact in steps 0 and 32 and no other."""
+    built = recipes.oktopk(density=K / N, faithful=True)
+    assert built.inner.collective == OkTopk(
+        balance_every=64, refresh=32, nudge=1.008, spread_above=4.0, form="pairwise"
+    )
+    assert built.inner.pick == Threshold(
+        estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3
+    )
+    results = reduce(built, 2, private, steps=34)
+    assert [s for s in range(34) if "gather all" in phases(results, s)] == [0, 32]
+
+
+@pytest.mark.parametrize(("scale", "factor"), [(3.0, 1.008), (1 / 3, 1 / 1.008), (1.0, 1.0)])
+def test_the_global_threshold_is_nudged_towards_k(scale, factor):
+    """Up where too many passed, down where too few did."""
+    states = [{} for _ in range(3)]
+    seen = []
+    for step in range(2):
+
+        def worker(comm, step=step):
+            x = private(comm.rank) * (scale if step else 1.0)
+            bucket = Bucket.of({"w": x}, state=states[comm.rank], step=step)
+            published().inner.reduce(bucket, comm)
+
+        local.run(3, worker)
+        seen.append(collective_state(states)["threshold"])
+    assert seen[1] == pytest.approx(seen[0] * factor)
+
+
+def test_slots_are_balanced_anew():
+    """Every 64 steps regions follow where entries lie now; in between they stay."""
+    states = [{} for _ in range(2)]
+    recipe = recipes.oktopk(density=K / N, memory="none")
+    cuts = {}
+    for step in (0, 1, 63, 64):
+
+        def worker(comm, step=step):
+            x = torch.zeros(N)
+            x[: N // 8] = private(comm.rank)[: N // 8]
+            bucket = Bucket.of({"w": x.flip(0) if step else x}, state=states[comm.rank], step=step)
+            recipe.reduce(bucket, comm)
+
+        local.run(2, worker)
+        cuts[step] = collective_state(states)["cuts"].tolist()[1]
+    assert cuts[0] == cuts[1] == cuts[63] < N / 8 and cuts[64] > 7 * N / 8
 
 
 def test_options_are_checked():

@@ -86,9 +86,10 @@ def adtopk(
     `steps`, the length of the training, only up to that `fraction` of it. `estimate` (a first
     interval, or True for 5) remembers the flat threshold, but costs more time than it saves
     (docs/algorithms.md). Parameters for which `dense` holds (a rule, or patterns besides the
-    vectors) are averaged whole, None compresses all; `no_feedback` ones keep no residual. `partial` times sparse and dense for some steps, and then leaves dense
-    what does not pay, out of the others' budget; `hybrid` sends every parameter by all-reduce or by
-    all-gather, whichever is fewer bytes. Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
+    vectors) are averaged whole, None compresses all; `no_feedback` ones keep no residual. `partial`
+    times sparse and dense for some steps, and then leaves dense what does not pay, out of the
+    others' budget; `hybrid` sends every parameter by all-reduce or by all-gather, whichever is
+    fewer bytes. Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
     """
     over = ROWS.get(rows) if isinstance(rows, str) else rows
     if over is None or not callable(over):
