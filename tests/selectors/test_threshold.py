@@ -287,3 +287,15 @@ def test_one_row_at_a_time():
 def test_bad_settings(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_reused_threshold_is_nudged_both_ways():
+    """Fewer than two thirds of k: down; more than five quarters: up; in between it stays."""
+    rows = torch.randn(1, 10_000, generator=torch.Generator().manual_seed(0))
+    for scale, factor in ((0.7, 1 / 1.012), (1.0, 1.0), (1.3, 1.012)):
+        state: dict = {}
+        pick = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None)
+        pick(rows, 100, state)
+        first = state["threshold"]
+        pick(rows * scale, 100, state)
+        assert state["threshold"] == pytest.approx(first * factor)
