@@ -18,7 +18,7 @@ ROOMS = [
     {"state", "layout", "kernels", "operand", "bucket", "payload", "protocols", "schedule",
      "describe", "draws", "spelling"},
     {"comm", "wire", "collectives", "selectors", "frames", "memory", "reducers", "remember",
-     "combinators", "route", "planned", "partial"},
+     "combinators", "drained", "route", "planned", "partial"},
     {"recipes"},
     {"engine", "plan", "proofs"},
     {"jobs", "lab", "report"},

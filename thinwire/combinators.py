@@ -8,7 +8,7 @@ conservation law through unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -17,14 +17,15 @@ from torch import Tensor
 
 from thinwire.bucket import Bucket
 from thinwire.comm.metered import unmetered
-from thinwire.describe import describe, parts, rebuilt
+from thinwire.describe import describe, parts, rebuilt, rebuilt_inside
+from thinwire.drained import Drained
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Mapped
-from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
-from thinwire.reducers import Project, Select
-from thinwire.remember import Remember
+from thinwire.protocols import Comm, Reduced, Reducer, Traffic
+from thinwire.reducers import Project
+from thinwire.remember import Remember, memories
 from thinwire.route import Route, Rule
 
 __all__ = [
@@ -40,42 +41,40 @@ def dense() -> Reducer:
 
 def remembers(recipe: Reducer) -> bool:
     """Whether a residual may be held anywhere in it; of a foreign reducer we must assume so."""
-    if isinstance(recipe, Scheduled):
-        return remembers(recipe.at(0))
-    if isinstance(recipe, Route):
-        return remembers(recipe.yes) or remembers(recipe.no)
-    if isinstance(recipe, Alternate):
-        return remembers(recipe.first) or remembers(recipe.second)
-    if isinstance(recipe, Warmup):
-        return remembers(recipe.then)
-    if isinstance(recipe, Watch):
-        return remembers(recipe.inner)
-    return not isinstance(recipe, Project | Select | InBasis)
+    return bool(memories(recipe)) or any(map(_foreign, (recipe, *reducers(recipe))))
 
 
-def memories(recipe: Any) -> list[Memory]:
-    """All memories somewhere in a recipe."""
-    found: list[Memory] = []
-    for part in parts(recipe):
-        if isinstance(part, Scheduled):
-            found += memories(part.at(0))
-        elif hasattr(part, "fold") and hasattr(part, "keep"):
-            found.append(part)
-    return found
+def reducers(recipe: Reducer) -> list[Reducer]:
+    """The recipe and all reducers somewhere in it."""
+    return [part for part in parts(recipe) if _is_reducer(part)]
 
 
 def dense_form(recipe: Reducer) -> Reducer:
-    """The same memories around plain averaging: what delivers every residual at once."""
-    if isinstance(recipe, Scheduled):
-        return dense_form(recipe.at(0))
-    if isinstance(recipe, Remember):
-        return replace(recipe, inner=dense())
-    if isinstance(recipe, Route):
-        return replace(recipe, yes=dense_form(recipe.yes), no=dense_form(recipe.no))
-    if isinstance(recipe, Alternate):
-        first, second = dense_form(recipe.first), dense_form(recipe.second)
-        return replace(recipe, first=first, second=second)
-    return dense()
+    """The same memories around plain averaging: what delivers every residual at once.
+
+    One rule for every combinator, ours or not: what a memory holds is dense, what has no memory
+    in it is dense, and of branches that take turns all deliver what they hold.
+    """
+    form: Reducer = rebuilt(recipe, _dense_part)
+    return form
+
+
+def _dense_part(part: Any) -> Any:
+    if isinstance(part, Remember):
+        return replace(part, inner=dense())
+    if not _is_reducer(part):
+        return part
+    if not memories(part):
+        return dense()
+    return Drained(rebuilt_inside(part, _dense_part)) if hasattr(part, "turns") else part
+
+
+def _is_reducer(part: Any) -> bool:
+    return hasattr(part, "reduce") and not isinstance(part, type)
+
+
+def _foreign(part: Any) -> bool:
+    return not type(part).__module__.startswith("thinwire.")
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,16 @@ class Alternate:
                 "changes every step"
             )
 
+    def turns(self, step: int) -> list[tuple[str, Reducer]]:
+        both = [("first", self.first), ("second", self.second)]
+        return both if self._is_first(step) else both[::-1]
+
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        if self._is_first(bucket.step):
-            return self.first.reduce(bucket.at("first"), comm)
-        return self.second.reduce(bucket.at("second"), comm)
+        path, reducer = self.turns(bucket.step)[0]
+        return reducer.reduce(bucket.at(path), comm)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        return (self.first if self._is_first(step) else self.second).traffic(layout, world, step)
+        return self.turns(step)[0][1].traffic(layout, world, step)
 
     def _is_first(self, step: int) -> bool:
         over = self.until is not None and step >= self.until
@@ -124,14 +126,15 @@ class Warmup:
                 f"warmup must be a whole number of steps, 0 for none, got {self.steps!r}"
             )
 
+    def turns(self, step: int) -> list[tuple[str, Reducer]]:
+        then = ("", self.then)
+        return [("", dense()), then] if step < self.steps else [then]
+
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        return self._at(bucket.step).reduce(bucket, comm)
+        return self.turns(bucket.step)[0][1].reduce(bucket, comm)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        return self._at(step).traffic(layout, world, step)
-
-    def _at(self, step: int) -> Reducer:
-        return dense() if step < self.steps else self.then
+        return self.turns(step)[0][1].traffic(layout, world, step)
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,10 @@ class Scheduled:
         for change in self.changes:
             built = rebuilt(built, change)
         return built
+
+    def parts(self) -> Iterator[Any]:
+        """Those it has at the first step; of which kind they are does not change."""
+        return parts(self.at(0))
 
     def rebuilt(self, change: Callable[[Any], Any]) -> Scheduled:
         """Its parts exist only while a step lasts, so they are changed then."""

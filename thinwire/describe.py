@@ -46,9 +46,19 @@ def describe(thing: Any, depth: int = 0) -> str:
 
 
 def parts(thing: Any) -> Iterator[Any]:
-    """The thing itself and every part of a part of it."""
+    """The thing itself and every part of a part of it.
+
+    A part that makes its parts anew in every step has a `parts` of its own.
+    """
     yield thing
-    if dataclasses.is_dataclass(thing):
+    if isinstance(thing, type):
+        return
+    if callable(getattr(thing, "parts", None)):
+        yield from thing.parts()
+    elif isinstance(thing, tuple):
+        for part in thing:
+            yield from parts(part)
+    elif dataclasses.is_dataclass(thing):
         for field in dataclasses.fields(thing):
             yield from parts(getattr(thing, field.name))
 
@@ -61,8 +71,16 @@ def rebuilt(thing: Any, change: Callable[[Any], Any]) -> Any:
     if hasattr(thing, "rebuilt") and not isinstance(thing, type):
         return thing.rebuilt(change)
     new = change(thing)
-    if new is not thing or not dataclasses.is_dataclass(thing) or isinstance(thing, type):
-        return new
+    return rebuilt_inside(thing, change) if new is thing else new
+
+
+def rebuilt_inside(thing: Any, change: Callable[[Any], Any]) -> Any:
+    """The same for its parts only."""
+    if type(thing) is tuple:
+        items = tuple(rebuilt(part, change) for part in thing)
+        return items if any(a is not b for a, b in zip(items, thing, strict=True)) else thing
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return thing
     inside = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
     changed = {name: rebuilt(part, change) for name, part in inside.items()}
     changed = {name: part for name, part in changed.items() if part is not inside[name]}

@@ -27,6 +27,7 @@ from thinwire.bucket import Bucket
 from thinwire.describe import describe
 from thinwire.layout import Layout, Slot
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
+from thinwire.remember import memories
 from thinwire.route import joined
 
 PART = "plan"
@@ -78,6 +79,11 @@ class Planned:
     def __post_init__(self) -> None:
         if len(self.choices) < 2:
             raise ValueError(f"a choice needs at least two recipes, got {len(self.choices)}")
+        if memories(self.choices):
+            raise ValueError(
+                "a memory inside a choice would keep what the next choice has to send; put "
+                f"Remember outside: Remember(Planned(...)), got {self.choices}"
+            )
         if not isinstance(self.tries, int) or self.tries <= SETTLING:
             raise ValueError(
                 f"tries must be more than {SETTLING} steps, because the first do not count, got "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,11 @@ from thinwire.payload import Without, nothing
 from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
 
 log = logging.getLogger(__name__)
+
+
+def memories(recipe: Any) -> list[Memory]:
+    """All memories somewhere in a recipe."""
+    return [part for part in parts(recipe) if hasattr(part, "fold") and hasattr(part, "keep")]
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Remember:
     memory: Memory = field(default_factory=Residual)
 
     def __post_init__(self) -> None:
-        if isinstance(self.inner, Remember):
+        if memories(self.inner):
             raise ValueError(
                 f"a memory inside a memory would count everything twice, got {self.inner}; keep one"
             )
