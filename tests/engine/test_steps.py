@@ -9,7 +9,7 @@ import torch
 
 from thinwire import recipes
 from thinwire.comm import local
-from thinwire.engine.checkpoint import copied
+from thinwire.engine.checkpoint import copied, packed
 from thinwire.engine.steps import Arrival, Steps
 from thinwire.layout import Layout
 
@@ -17,13 +17,19 @@ LAYOUTS = [Layout.of({f"{i}.w": torch.empty(8, 10), f"{i}.b": torch.empty(8)}) f
 
 
 class Agreeing:
-    """Peers over threads."""
+    """Peers over threads, and what they were asked to agree on."""
 
     def __init__(self, comm: Any) -> None:
         self.comm = comm
+        self.device = torch.device("cpu")
+        self.asked: list[list[str]] = []
 
     def agree(self, subject: str, lines: list[str]) -> None:
-        pass
+        self.asked.append(lines)
+
+    def average_sparse(self, grad: torch.Tensor) -> torch.Tensor:
+        everyone = self.comm.all_gather(grad.to_dense().reshape(-1))
+        return (torch.stack(everyone).mean(0).view(grad.shape)).to_sparse(1).coalesce()
 
     def at(self, step: int, bucket: int, entries: int) -> None:
         pass
@@ -101,6 +107,115 @@ def test_a_step_that_was_cut_short_is_undone(name: str) -> None:
         assert steps.number == 2
 
     local.run(3, worker)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", ["topk", "acpsgd"])
+def test_the_next_steps_first_bucket_undoes_a_step_that_was_cut_short(
+    name: str, sparse: bool
+) -> None:
+    """Nobody says that it was: the backward that raised did not come to its end."""
+
+    def worker(comm: Any) -> None:
+        steps = Steps(getattr(recipes, name)(), Agreeing(comm))  # type: ignore[arg-type]
+        take(steps, comm.rank, 0)
+        before = copied(steps.root)
+        take(steps, comm.rank, 1, upto=2)
+        if sparse:
+            steps.reduce_sparse(torch.eye(3).to_sparse(1), first=True, last=False)
+        else:
+            take(steps, comm.rank, 2, upto=1)
+        x = residual(before, 1) + grads(comm.rank, 1, 1)
+        assert torch.allclose(residual(steps.root, 1), x, atol=1e-5), "sent nothing: x"
+        for slot in LAYOUTS[1].slots:  # nor has a frame learned of it
+            assert "side" not in steps._now.draft.get(("slots", slot.name, "frame"), {})
+
+    local.run(2, worker)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_nan_in_a_sparse_gradient_undoes_all_of_the_step(last: bool) -> None:
+    def worker(comm: Any) -> None:
+        steps = Steps(recipes.topk(), Agreeing(comm))  # type: ignore[arg-type]
+        take(steps, comm.rank, 0)
+        before = copied(steps.root)
+        grad = torch.ones(4, 3)
+        grad[2, 1] = float("nan") if comm.rank == 1 else 1.0
+
+        def give_dense(first: bool) -> None:
+            flat = grads(comm.rank, 1, 0)
+            steps.reduce(Arrival(flat=flat, layout=LAYOUTS[0], first=first, last=not first))
+
+        if last:
+            give_dense(first=True)
+        mean = steps.reduce_sparse(grad.to_sparse(1), first=not last, last=last)
+        if not last:
+            give_dense(first=False)
+        assert not mean.to_dense().isfinite().all(), "GradScaler sees it"
+        assert (steps.number, steps.meter.committed, steps.meter.skipped) == (1, 1, 1)
+        x = residual(before, 0) + grads(comm.rank, 1, 0)
+        assert torch.allclose(residual(steps.root, 0), x, atol=1e-5), "sent nothing: x"
+
+    local.run(2, worker)
+
+
+def saved(steps: Steps) -> dict[str, Any]:
+    trees = copied(steps.root)
+    return {**trees, "step": steps.number, "next": steps.next, "buckets": steps.buckets}
+
+
+def test_steps_are_compared_again_after_a_state_was_loaded() -> None:
+    """Ranks that loaded different ones must not find out in the middle of an exchange."""
+
+    def worker(comm: Any) -> None:
+        peers = Agreeing(comm)
+        steps = Steps(recipes.topk(), peers)  # type: ignore[arg-type]
+        take(steps, comm.rank, 0)
+        take(steps, comm.rank, 1)
+        assert [lines[0] for lines in peers.asked] == ["step 0"] * 3, "once per bucket"
+        steps.load(saved(steps))
+        take(steps, comm.rank, 2)
+        assert [lines[0] for lines in peers.asked[3:]] == ["step 2"] * 3
+
+    local.run(2, worker)
+
+
+@pytest.mark.parametrize("name", ["topk", "half", "gtopk"])
+def test_one_large_bucket_is_taken_in_the_saved_ones_and_in_their_order(name: str) -> None:
+    everything = [slot for layout in LAYOUTS for slot in layout.slots]
+    large = packed(everything[::-1])  # not the order in which they were saved
+
+    def worker(comm: Any) -> None:
+        steps, peers = [], []
+        for _ in range(2):
+            peers.append(Agreeing(comm))
+            steps.append(Steps(getattr(recipes, name)(), peers[-1]))
+        straight, resumed = steps
+        take(straight, comm.rank, 0)
+        order = [[slot.name for slot in layout.slots] for layout in LAYOUTS]
+        assert straight.next == straight.buckets == order
+        resumed.load(saved(straight))
+        peers[1].asked.clear()
+        for step in (1, 2):
+            separate = take(straight, comm.rank, step)
+            values = {
+                slot.name: grads(comm.rank, step, b)[slot.offset : slot.offset + slot.numel]
+                for b, layout in enumerate(LAYOUTS)
+                for slot in layout.slots
+            }
+            flat = torch.cat([values[slot.name] for slot in large.slots])
+            whole = resumed.reduce(Arrival(flat=flat, layout=large, first=True, last=True)).mean
+            for layout, part in zip(LAYOUTS, separate, strict=True):
+                for slot in layout.slots:
+                    here = next(s for s in large.slots if s.name == slot.name)
+                    assert torch.equal(here.view(whole), slot.view(part.mean))
+            assert resumed.next == resumed.buckets == order
+        asked = [[line.split()[0] for line in lines[1:]] for lines in peers[1].asked]
+        assert asked == order
+        resumed.reduce(Arrival(flat=flat, layout=large, first=True, last=True))
+        assert resumed.buckets == [[slot.name for slot in large.slots]], "only until DDP has"
+
+    local.run(2, worker)
 
 
 def test_bytes_and_density_are_counted() -> None:

@@ -458,42 +458,115 @@ def test_bfloat16_parameters(pool: Pool) -> None:
 # coming and going ----------------------------------------------------------------------------
 
 
-def resumed(rank: int, world: int, name: str, static: bool) -> tuple[Tensor, Tensor]:
-    """2k steps at a stretch; or k steps, a checkpoint, everything built anew, k steps."""
-    recipe, saved = getattr(recipes, name)(), io.BytesIO()
-    options = {"static_graph": True} if static else {}
-    net = mlp()
-    model, optimizer = ddp(net, **options), sgd(net, recipe)
-    sync = thinwire.attach(model, recipe, optimizer=optimizer)
-    train(model, optimizer, rank, 5)
-    torch.save(
-        {"net": net.state_dict(), "opt": optimizer.state_dict(), "sync": sync.state_dict()}, saved
-    )
-    train(model, optimizer, rank, 5, start=5)
-    straight = weights(net)
+def resumed(
+    rank: int, world: int, name: str, options: dict[str, Any], stops: list[int], scale: float = 0.0
+) -> list[int]:
+    """Six steps at a stretch; or a checkpoint, everything built anew, and the rest: the steps after
+    which it was saved and did not go on with the same bits."""
+    recipe, saved = getattr(recipes, name)(), {}
 
-    saved.seek(0)
-    state = torch.load(saved, weights_only=True)
-    net = mlp()
-    net.load_state_dict(state["net"])
-    model, optimizer = ddp(net, **options), sgd(net, recipe)
-    optimizer.load_state_dict(state["opt"])
-    sync = thinwire.attach(model, recipe, optimizer=optimizer)
-    sync.load_state_dict(state["sync"])
-    train(model, optimizer, rank, 5, start=5)
-    return straight, weights(net)
+    def run(start: int, state: dict[str, Any] | None) -> Tensor:
+        net = mlp(3)
+        model, optimizer = ddp(net, **options), sgd(net, recipe)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=bool(scale))
+        if state is not None:
+            net.load_state_dict(state["net"])
+            optimizer.load_state_dict(state["opt"])
+            scaler.load_state_dict(state["scaler"])
+        sync = thinwire.attach(model, recipe, optimizer=optimizer, scaler=scaler)
+        if state is not None:
+            sync.load_state_dict(state["sync"])
+        for step in range(start, 6):
+            scaler.scale(model(batch(rank, step)).pow(2).mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            file = io.BytesIO()
+            parts = {"net": net, "opt": optimizer, "scaler": scaler, "sync": sync}
+            torch.save({part: has.state_dict() for part, has in parts.items()}, file)
+            if state is None:
+                saved[step + 1] = file
+        sync.detach()
+        return weights(net)
+
+    straight, different = run(0, None), []
+    for stop in stops:
+        saved[stop].seek(0)
+        if not torch.equal(straight, run(stop, torch.load(saved[stop], weights_only=True))):
+            different.append(stop)
+    return different
 
 
-def all_resumed(rank: int, world: int, names: list[str], static: bool) -> list[str]:
-    """Those that did not go on with the same bits."""
-    runs = {name: resumed(rank, world, name, static) for name in names}
-    return [name for name, (straight, again) in runs.items() if not torch.equal(straight, again)]
+def all_resumed(rank: int, world: int, names: list[str], *case: Any) -> dict[str, list[int]]:
+    runs = {name: resumed(rank, world, name, *case) for name in names}
+    return {name: stops for name, stops in runs.items() if stops}
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["", "static"])
-def test_resume_is_bit_exact(pool: Pool, static: bool) -> None:
-    """One recipe of every kind; the state of all of them: test_state_round_trip."""
-    assert pool.run(3, all_resumed, KINDS, static, timeout=110) == [[], [], []]
+@pytest.mark.parametrize("half", [0, 1])
+def test_resume_is_bit_exact_from_any_step_on(pool: Pool, half: int) -> None:
+    """Every recipe. DDP comes with other buckets from the second step on."""
+    names = recipes.names()[half::2]
+    assert pool.run(2, all_resumed, names, {}, [1, 3], timeout=110) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("options", "stops"),
+    [({"static_graph": True}, [1, 2, 4]),
+     ({"find_unused_parameters": True}, [1]),
+     ({"gradient_as_bucket_view": True, "bucket_cap_mb": None}, [1, 2])],
+    ids=["static", "unused", "default"],
+)  # fmt: skip
+def test_resume_is_bit_exact_under(pool: Pool, options: dict[str, Any], stops: list[int]) -> None:
+    """One recipe of every kind, three workers."""
+    assert pool.run(3, all_resumed, KINDS, options, stops, timeout=110) == [{}, {}, {}]
+
+
+def test_resume_is_bit_exact_after_steps_that_were_skipped(pool: Pool) -> None:
+    """DDP makes its buckets anew after a step that the loss scale made void, too."""
+    names = ["half", "topk", "gtopk"]
+    assert pool.run(2, all_resumed, names, {}, [1, 2, 3], 2.0**127) == [{}, {}]
+
+
+class Crossed(nn.Module):
+    """Used in another order than it was registered in, its last layer perhaps in bfloat16."""
+
+    def __init__(self, low: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.c, self.b = (nn.Linear(300, 300) for _ in range(3))
+        self.low = nn.Linear(300, 300).to(low)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.low(self.c(self.b(self.a(x))).to(self.low.weight.dtype)).float()
+
+
+def foretold(rank: int, world: int, options: dict[str, Any]) -> list[Any]:
+    """The buckets that the state after each step says the next one will have, and all later."""
+    low = torch.float32 if "static_graph" in options else torch.bfloat16
+    model = DDP(Crossed(low), **options)
+    sync = thinwire.attach(model, recipes.dense())
+    said = []
+    for step in range(4):
+        model(batch(rank, step, 4, 300)).pow(2).mean().backward()
+        said.append(sync.state_dict())
+    sync.detach()
+    return [(state["next"], state["buckets"]) for state in said]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": 0.5}, {"static_graph": True}, {"find_unused_parameters": True},
+     {"bucket_cap_mb": 0.3, "static_graph": True}],
+    ids=str,
+)  # fmt: skip
+def test_a_state_says_how_ddp_will_cut_its_buckets(pool: Pool, options: dict[str, Any]) -> None:
+    for said in pool.run(2, foretold, options):
+        settled = said[-1]
+        assert settled[0] == settled[1] and len(settled[0]) > 1
+        assert all(buckets == settled[1] for _, buckets in said)
+        assert said[1][0] == settled[0]
+        static = "static_graph" in options
+        assert (said[0][0] == settled[0]) != static
 
 
 def paused(rank: int, world: int) -> Any:

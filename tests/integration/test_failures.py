@@ -14,6 +14,7 @@ from tests.integration.common import batch, ddp, mlp, sgd, train
 from tests.processes import Pool, once
 from thinwire import RankFailed, RankMismatch, recipes
 from thinwire.combinators import Remember
+from thinwire.engine import checkpoint
 from thinwire.reducers import Select
 
 pytestmark = pytest.mark.slow
@@ -162,7 +163,7 @@ def bad_attachments(rank: int, world: int) -> dict[str, str]:
         except ValueError as error:
             said[label] = str(error)
 
-    net = mlp(2)
+    net, ones = mlp(2), torch.ones(7)
     model, stranger = ddp(net), mlp(2)
     expect("plain module", lambda: thinwire.attach(net, recipes.topk()))
     expect("no recipe", lambda: thinwire.attach(model, "topk"))
@@ -180,6 +181,14 @@ def bad_attachments(rank: int, world: int) -> dict[str, str]:
     expect("truncated", lambda: sync.load_state_dict(cut))
     poison = {"0.weight": {"memory": {"residual": torch.full((32, 32), float("nan"))}}}
     expect("poison", lambda: sync.load_state_dict({**sync.state_dict(), "slots": poison}))
+    train(model, sgd(net), rank, 1)
+    full = sync.state_dict()
+    expect("empty", lambda: sync.load_state_dict({**full, "slots": {}}))
+    huge = {"0.weight": {"memory": {"residual": torch.full((32, 32), 1e38)}}}
+    expect("huge", lambda: sync.load_state_dict({**full, "slots": huge}))
+    other = {**full["slots"], "0.weight": {**full["slots"]["0.weight"], "select": {"t": ones}}}
+    expect("another shape", lambda: sync.load_state_dict({**full, "slots": other}))
+    expect("bad buckets", lambda: sync.load_state_dict({**full, "buckets": [[5]]}))
     names = {"nowhere.weight": {}}
     expect("stranger", lambda: sync.load_state_dict({**sync.state_dict(), "slots": names}))
     shape = {"0.weight": {"memory": {"residual": torch.zeros(3)}}}
@@ -238,11 +247,15 @@ def test_what_cannot_work_is_refused_with_the_reason_and_the_remedy(pool: Pool) 
         "twice": ("already has a recipe", "detach()"),
         "wrong rank": ("is rank 1's of 2, loaded by rank 0 of 2", "one state a rank"),
         "wrong world": ("of 7", "start without it"),
-        "version": ("expected a thinwire state of version 1, got None",),
+        "version": ("expected a thinwire state of version 2, got None",),
         "damaged": ("step must be a int, got '5'",),
         "hollow": ("what the state has for '0.weight' is damaged",),
         "truncated": ("buckets must be a list, got None",),
         "poison": ("residual of '0.weight' is not finite",),
+        "huge": ("residual of '0.weight' is not finite, or beyond 1e+30",),
+        "empty": ("is not what sync.state_dict() returned, for its digest differs",),
+        "another shape": ("is not what sync.state_dict() returned, for its digest differs",),
+        "bad buckets": ("buckets must be lists of this model's parameters, each once, got [[5]]",),
         "stranger": ("'nowhere.weight'", "does not have"),
         "shape": ("residual of '0.weight' has shape (3,)", "load the state"),
         "other hook": ("already has another comm hook", "build a new"),
@@ -312,30 +325,33 @@ def test_a_state_loaded_on_one_rank_only_is_an_error_not_a_crash() -> None:
         assert "rank 1 has come to load_state_dict(), while rank 0 is in bucket 0 of step 3" in said
 
 
-def damaged_on_one_rank(rank: int, world: int) -> str:
+def damaged_on_one_rank(rank: int, world: int) -> list[str]:
     sync = thinwire.attach(ddp(mlp(2)), recipes.topk(), timeout=20.0)
     whole = sync.state_dict()
-    begun = time.monotonic()
-    try:
-        sync.load_state_dict({**whole, "step": "5"} if rank == 1 else whole)
-    except ValueError as error:
-        assert time.monotonic() - begun < 10  # nobody waits for the time-out
-        sync.load_state_dict(whole)  # on all ranks
-        return str(error)
-    return "nothing was said"
+    begun, said = time.monotonic(), []
+    for damage in ({"step": "5"}, {"buckets": [["0.weight"], 5]}, {"step": 1}):
+        try:
+            sync.load_state_dict({**whole, **damage} if rank == 1 else whole)
+        except ValueError as error:
+            said.append(str(error))
+    assert time.monotonic() - begun < 10  # nobody waits for the time-out
+    sync.load_state_dict(whole)  # on all ranks
+    return said
 
 
 def test_a_state_that_is_damaged_on_one_rank_is_refused_by_all(pool: Pool) -> None:
     zero, one, two = pool.run(3, damaged_on_one_rank)
-    assert one.startswith("the state is damaged: step must be a int")
-    assert zero == two == f"rank 1 in load_state_dict(): {one}"
+    starts = ("step must be a int", "buckets must be lists of this", "it is not what sync.state_di")
+    for text, start in zip(one, starts, strict=True):
+        assert text.startswith(f"the state is damaged: {start}")
+    assert zero == two == [f"rank 1 in load_state_dict(): {text}" for text in one]
 
 
 def different_steps(rank: int, world: int) -> str:
     net = mlp(2)
     model, optimizer = ddp(net), sgd(net)
     sync = thinwire.attach(model, recipes.topk(warmup=2), timeout=6.0)
-    sync.load_state_dict({**sync.state_dict(), "step": 5 * rank})
+    sync.load_state_dict(checkpoint.signed({**sync.state_dict(), "step": 5 * rank}))
     try:
         train(model, optimizer, rank, 1)
     except RankMismatch as error:

@@ -30,6 +30,7 @@ from thinwire.engine.checks import (
     learning_rates,
 )
 from thinwire.engine.peers import Peers
+from thinwire.engine.rebuilt import Rebuilding
 from thinwire.engine.steps import Arrival
 from thinwire.engine.sync import Sync
 from thinwire.engine.wrappers import averaged_by, check_model, innermost
@@ -67,7 +68,7 @@ def attach(
     if dispatcher is None:
         dispatcher = Dispatcher(model)
         model.register_comm_hook(dispatcher, thinwire_hook)
-    dispatcher.plug(sync, names, tracks_unused)
+    dispatcher.plug(sync, names, tracks_unused, Rebuilding(model, parameters))
     return sync
 
 
@@ -81,6 +82,7 @@ class Dispatcher:
         self._tracks_unused = False
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._told: set[str] = set()
+        self._rebuilding: Rebuilding | None = None
 
     def __reduce__(self) -> tuple[type["Dispatcher"], tuple[()]]:
         """Nothing of this process: neither the sync with its thread nor a group."""
@@ -90,12 +92,17 @@ class Dispatcher:
     def model(self) -> DistributedDataParallel | None:
         return self._model() if self._model is not None else None
 
-    def plug(self, sync: Sync, names: dict[int, str], tracks_unused: bool) -> None:
+    def plug(
+        self, sync: Sync, names: dict[int, str], tracks_unused: bool, rebuilding: Rebuilding
+    ) -> None:
         self.sync, self._names, self._tracks_unused = sync, names, tracks_unused
+        self._rebuilding = rebuilding
         sync.plug(self)
 
     def unplug(self) -> None:
-        self.sync = None
+        if self._rebuilding is not None:
+            self._rebuilding.stop()
+        self.sync = self._rebuilding = None
 
     def synchronize(self) -> None:
         """DDP has done so by the end of backward."""
@@ -134,6 +141,8 @@ class Dispatcher:
         layout = self._layout(bucket.parameters())
         flat = bucket.buffer()
         first, last = bucket.index() == 0, bucket.is_last()
+        if last and self._rebuilding is not None:
+            sync.expect(self._rebuilding.take_step())
         if flat.is_sparse:
             return self._pass_through(flat, layout.slots[0].name, sync, first, last)
         unused = None

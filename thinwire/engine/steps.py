@@ -8,7 +8,7 @@ that is thrown away, and every rank knows, because the mean it sees is not finit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +20,12 @@ from thinwire.bucket import Bucket
 from thinwire.comm.metered import Metered, all_reduced, gathered, nbytes
 from thinwire.engine import checkpoint
 from thinwire.engine.peers import Peers
+from thinwire.engine.rebuilt import Expected, Groups
 from thinwire.layout import Layout, Slot
 from thinwire.protocols import Reduced, Reducer
 from thinwire.state import Draft, Root, merge
 
-REPLAYS = 2  # DDP rebuilds its buckets after the first step, with static_graph after the second
+REPLAYS = 2  # steps in which DDP may come with one large bucket, before it has rebuilt them
 
 
 @dataclass(kw_only=True)
@@ -75,17 +76,19 @@ class Steps:
         self.meter = Meter()
         self.number = 0  # of committed steps
         self.root: Root = {}
-        self.order: list[list[str]] = []  # parameters a bucket, in the last step
+        self.next: Groups = []  # parameters by bucket, in the next step
+        self.buckets: Groups = []  # and in all after it
+        self._expected: Expected | None = None
         self._now = _Step()
         self._agreed: set[str] = set()
-        self._saved: list[list[str]] = []
+        self._saved: list[Groups] = []
         self._replays_left = 0
 
     def reduce(self, arrival: Arrival) -> Reduced:
         """One bucket, blocking; the last one of a step closes it."""
         if arrival.first:
             self._begin()
-        layouts = self._as_saved(arrival) if self._saved else []
+        layouts = self._as_saved(arrival) if self._replays_left else []
         reduced = self._regrouped(arrival, layouts) if layouts else self._one(arrival)
         if arrival.last:
             self._close()
@@ -106,12 +109,17 @@ class Steps:
             self._close()
         return mean
 
-    def load(self, state: dict[str, Any]) -> None:
+    def expect(self, expected: Expected | None) -> None:
+        """Before the last bucket of a step: what DDP will make of its buckets later."""
+        self._expected = expected
+
+    def load(self, state: Mapping[str, Any]) -> None:
         self.root = checkpoint.copied(state)
         self.number = state["step"]
         self._agreed.clear()  # compare steps again
-        self._saved = [list(names) for names in state["buckets"]]
-        self._replays_left = REPLAYS
+        self.next, self.buckets = ([list(g) for g in state[key]] for key in ("next", "buckets"))
+        self._saved = [self.next, self.buckets]
+        self._replays_left = REPLAYS if self.buckets else 0
 
     def _begin(self) -> None:
         """A step begins; a backward that was cut short has left one half done: on all ranks, else
@@ -160,9 +168,9 @@ class Steps:
         self.meter.numel += arrival.layout.size
 
     def _close(self) -> None:
+        self._look_ahead()
         if self._now.finite:
             merge(self.root, self._now.draft)
-            self.order = [[s.name for s in layout.slots] for layout in self._now.layouts]
             self.number += 1
             self.meter.committed += 1
             self._now = _Step()
@@ -183,19 +191,30 @@ class Steps:
             self._peers.agree("step or the bucket", lines)
             self._agreed.add(layout.fingerprint)
 
+    def _look_ahead(self) -> None:
+        """How the next steps will be cut into buckets, whatever becomes of this one."""
+        now = [[slot.name for slot in layout.slots] for layout in self._now.layouts]
+        expected, self._expected = self._expected, None
+        self.next = self.buckets = now
+        if self._replays_left:
+            self._replays_left -= 1
+            self._saved = self._saved[-1:]
+            self.next = self.buckets = self._saved[0]
+        elif expected is not None:
+            peers = self._peers
+            self.next, self.buckets = expected.agreed(now, peers.comm, peers.device)
+
     def _as_saved(self, arrival: Arrival) -> list[Layout]:
-        """The saved grouping, if this is the one large bucket that a resumed run starts with.
+        """The saved groups in a bucket that is larger, as those are that a resumed run starts with.
 
         Until DDP has rebuilt its buckets, going on in the saved ones makes resuming bit-exact.
         """
         here = {slot.name: slot for slot in arrival.layout.slots}
-        saved = [name for names in self._saved for name in names]
-        alone = arrival.first and arrival.last and sorted(here) == sorted(saved)
-        if not alone or [list(here)] == self._saved or self._replays_left == 0:
-            self._saved = []
+        groups = [names for names in self._saved[0] if names[0] in here]
+        inside = sorted(name for names in groups for name in names) == sorted(here)
+        if not inside or groups == [list(here)]:
             return []
-        self._replays_left -= 1
-        return [checkpoint.packed([here[name] for name in names]) for names in self._saved]
+        return [checkpoint.packed([here[name] for name in names]) for names in groups]
 
     def _regrouped(self, arrival: Arrival, layouts: list[Layout]) -> Reduced:
         here = {slot.name: slot for slot in arrival.layout.slots}

@@ -22,6 +22,7 @@ from thinwire.describe import describe, parts
 from thinwire.engine import checkpoint
 from thinwire.engine.lane import Lane
 from thinwire.engine.peers import Peers
+from thinwire.engine.rebuilt import Expected
 from thinwire.engine.steps import Arrival, Steps, slot_line
 from thinwire.layout import Layout
 from thinwire.planned import Planned, forget
@@ -137,33 +138,35 @@ class Sync:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state after its last whole step: plain tensors and numbers.
+        """This rank's state after its last whole step: plain tensors and numbers, and a digest.
 
         Save it on every rank. It can be had after a failure too.
         """
         self._lane.settle()
         self._steps.roll_back()
-        return {
+        state = {
             "version": checkpoint.VERSION,
             "recipe": describe(self.recipe),
             "world": self._peers.comm.size,
             "rank": self._peers.comm.rank,
             "step": self._steps.number,
-            "buckets": [list(names) for names in self._steps.order],
+            "next": [list(names) for names in self._steps.next],
+            "buckets": [list(names) for names in self._steps.buckets],
             **checkpoint.copied(self._steps.root),
         }
+        return checkpoint.signed(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()` of the same rank in a world of the same size. On all ranks."""
         self._lane.wait()
         comm, here = self._peers.comm, "load_state_dict()"
         try:
-            checkpoint.check(state, describe(self.recipe), comm.rank, comm.size, self._slots)
+            checkpoint.check(state, comm.rank, comm.size, self._slots)
         except ValueError as error:
             self._peers.refuse(here, error)
             raise
         self._peers.meet(here)
-        self._steps.load(state)
+        self._steps.load(checkpoint.fitted(state, describe(self.recipe)))
 
     @property
     def attached(self) -> bool:
@@ -173,6 +176,10 @@ class Sync:
 
     def plug(self, socket: Socket) -> None:
         self._socket = socket
+
+    def expect(self, expected: Expected | None) -> None:
+        """Before the last bucket of a step: how later ones will be cut."""
+        self._steps.expect(expected)
 
     def submit(
         self, arrival: Arrival, then: Callable[[Reduced], None] | None = None
