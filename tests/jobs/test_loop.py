@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
+import random
 import re
+import shutil
 import time
 from dataclasses import replace
 from functools import partial
@@ -13,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.processes import once
 from thinwire.jobs import ahead, config, logs, loop, runner, saved
@@ -77,7 +82,7 @@ def test_a_resumed_run_ends_with_the_same_weights(recipe, options, pool, tmp_pat
         2, straight_and_resumed, recipe, options, str(tmp_path)
     ):
         asked = 6 if "score_every" in options else 7  # a score looks at once
-        assert not finished and half == asked and steps == 12 and kept == [12]
+        assert not finished and half == asked and steps == 12 and len(kept) == 2 and kept[1] == 12
         assert torch.equal(found[0], found[1])
         assert metrics["steps"] == 12
 
@@ -216,7 +221,7 @@ def cut_short(rank, world, folder, ended_in):
 @pytest.mark.slow
 @pytest.mark.parametrize("ended_in", ["score", "step"])
 def test_a_run_that_ended_in_a_score_has_it_once_it_is_resumed(ended_in, pool, tmp_path):
-    assert pool.run(1, cut_short, str(tmp_path), ended_in) == [([8], [4, 8, 12])]
+    assert pool.run(1, cut_short, str(tmp_path), ended_in) == [([4, 8], [4, 8, 12])]
 
 
 def without_cells(rank, world):
@@ -301,6 +306,148 @@ def test_checkpoints_that_cannot_be_used_say_why(tmp_path):
         saved.load(tmp_path, 0, 1)
 
 
+def saved_twice(rank, world, folder):
+    """What is there after three steps were saved; and that NaN does not replace it."""
+    out = Path(folder)
+    for step in (3, 4, 5):
+        shared = {"step": step, "model": {"w": torch.full((4000,), float(step))}}
+        saved.save(out, step, rank, shared, {"sync": {"rank": rank, "step": step}})
+    bad = {"step": 6, "model": {"w": torch.tensor([1.0, float("nan")])}}
+    saved.save(out, 6, rank, bad if rank == 1 else shared, {})
+    saved.save(out, 7, rank, shared, {"sync": [torch.tensor(float("inf"))] if rank else []})
+    return saved.steps(out)
+
+
+def gone_on(rank, world, folder, damage):
+    """The step from which a rank goes on after some files were damaged, or what it is told."""
+    out, told = Path(folder), []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("thinwire").addHandler(handler)
+    if rank == 0:
+        for name in damage:
+            damaged(out / "checkpoints" / name)
+    dist.barrier()
+    try:
+        shared, own = saved.resume(out, rank, world)
+        assert own["sync"] == {"rank": rank, "step": shared["step"]}
+        assert shared["model"]["w"].eq(shared["step"]).all()
+        return shared["step"], told, saved.steps(out)
+    except Refused as error:
+        return str(error), told, saved.steps(out)
+    finally:
+        logging.getLogger("thinwire").removeHandler(handler)
+
+
+def damaged(path):
+    if path.suffix == ".sha256":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x40  # an exponent's bit, if it is a weight's
+    path.write_bytes(data)
+
+
+LAST, BEFORE = "step-00000005", "step-00000004"
+
+
+@pytest.mark.slow
+def test_what_is_damaged_is_named_and_all_go_on_from_the_step_before(pool, tmp_path):
+    assert pool.run(2, saved_twice, str(tmp_path / "whole")) == [[4, 5], [4, 5]]
+    for number, names in enumerate(
+        ([], [f"{LAST}/rank-1.pt"], [f"{LAST}/shared.pt"], [f"{LAST}/rank-0.pt.sha256"])
+    ):
+        out = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", out)
+        (step, told, kept), (other, silent, _) = pool.run(2, gone_on, str(out), names)
+        assert step == other == (4 if names else 5)
+        assert kept == ([4] if names else [4, 5]) and silent == []
+        if names:
+            where = names[0].removesuffix(".sha256")
+            assert len(told) == 1 and "\n" not in told[0]
+            assert re.search(rf"{re.escape(where)} cannot be read .*; going on from step 4$", *told)
+            assert (out / "checkpoints" / f"damaged-{LAST}").is_dir()
+
+
+@pytest.mark.slow
+def test_two_damaged_checkpoints_are_refused_by_all_with_the_name(pool, tmp_path):
+    pool.run(2, saved_twice, str(tmp_path))
+    names = [f"{LAST}/rank-1.pt", f"{BEFORE}/shared.pt"]
+    zero, one = pool.run(2, gone_on, str(tmp_path), names)
+    assert zero == one
+    assert re.match(r"worker 1: .*step-00000005/rank-1\.pt cannot be read \(it is damaged", zero[0])
+    assert zero[1:] == ([], [4, 5])
+
+
+def test_no_flipped_bit_and_no_lost_page_of_a_checkpoint_goes_unnoticed(tmp_path):
+    folder = tmp_path / "checkpoints" / LAST
+    folder.mkdir(parents=True)
+    saved._write(folder, 0, {"model": {"w": torch.randn(3000)}}, {"tally": [1.0, 2]})
+    for name in ("shared.pt", "rank-0.pt"):
+        path, draw = folder / name, random.Random(0)
+        whole, told = path.read_bytes(), (folder / f"{name}.sha256").read_text()
+        assert told == f"{hashlib.sha256(whole).hexdigest()}  {name}\n", "sha256sum -c reads it"
+        for turn in range(200):
+            data, place = bytearray(whole), draw.randrange(len(whole))
+            if turn % 10:
+                data[place] ^= 1 << draw.randrange(8)
+            else:
+                data[place : place + 4096] = b"\xff" * len(data[place : place + 4096])
+            path.write_bytes(data)
+            with pytest.raises(Refused, match=f"{LAST}/{name} cannot be read"):
+                saved.load(tmp_path, 0, 1)
+        path.write_bytes(whole)
+        saved.load(tmp_path, 0, 1)
+
+
+def flipped(rank, world, folder):
+    """12 steps at a stretch, and 12 resumed after one bit of the last checkpoint was flipped."""
+    place, found, out = Place(rank=rank, world=world), [], Path(folder)
+    run = made("topk(density=0.05)", steps=12, save_every=0.01, schedule="constant")
+    loop.train(place, run, after=lambda net: found.append(weights(net)))
+    short = replace(run, settings=replace(run.settings, steps=7))
+    loop.train(place, replace(short, workers=world), out=out)
+    before = saved.steps(out)
+    if rank == 0:
+        damaged(out / "checkpoints" / f"step-{before[-1]:08d}" / "shared.pt")
+    dist.barrier()
+    done = loop.train(
+        place, run, out=out, resume=True, after=lambda net: found.append(weights(net))
+    )
+    return found, before, done.steps
+
+
+@pytest.mark.slow
+def test_a_run_whose_last_checkpoint_is_damaged_ends_with_the_same_weights(pool, tmp_path):
+    for found, before, steps in pool.run(2, flipped, str(tmp_path)):
+        assert before == [6, 7] and steps == 12
+        assert torch.equal(found[0], found[1])
+
+
+def diverged(rank, world, folder):
+    """A run whose weights are not finite any more from the 4th step on."""
+    place, out = Place(rank=rank, world=world), Path(folder)
+    take = loop.Training.take
+
+    def breaks(training, part):
+        loss = take(training, part)
+        if training.step == 4:
+            next(training.net.parameters()).data[0] = math.nan
+        return loss
+
+    loop.Training.take = breaks
+    try:
+        loop.train(place, made("dense()", steps=6, save_every=0.01), out=out)
+    finally:
+        loop.Training.take = take
+    return saved.steps(out)
+
+
+@pytest.mark.slow
+def test_a_state_that_is_not_finite_replaces_no_good_one(pool, tmp_path):
+    assert pool.run(2, diverged, str(tmp_path)) == [[2, 3], [2, 3]]
+
+
 def test_a_checkpoint_cannot_run_anything(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -310,7 +457,9 @@ def test_a_checkpoint_cannot_run_anything(tmp_path):
     folder.mkdir(parents=True)
     for name in ("shared.pt", "rank-0.pt"):
         torch.save({"step": Evil()}, folder / name)
-    with pytest.raises(Refused, match="cannot be read"):
+        told = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        (folder / f"{name}.sha256").write_text(f"{told}  {name}\n")  # whoever made it can sum too
+    with pytest.raises(Refused, match=r"cannot be read \(Weights only load failed"):
         saved.load(tmp_path, 0, 1)
     assert not (tmp_path / "was here").exists()
 
@@ -395,7 +544,7 @@ def test_only_checkpoints_of_ours_are_removed(pool, tmp_path):
     (tmp_path / "checkpoints" / "step-500").mkdir(parents=True)
     pool.run(1, checkpointed, str(tmp_path))
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert left == ["step-00000006", "step-500"]
+    assert left == ["step-00000005", "step-00000006", "step-500"]
 
 
 def test_files_are_written_all_or_none(tmp_path):

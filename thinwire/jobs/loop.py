@@ -182,9 +182,7 @@ class Training:
 
     def load(self, out: Path) -> None:
         """On all ranks. What is read is looked at on all before any goes on."""
-        read: list[dict[str, Any]] = []
-        agreed(lambda: read.extend(saved.load(out, self.place.rank, self.place.world)))
-        shared, own = read
+        shared, own = saved.resume(out, self.place.rank, self.place.world)
         agreed(lambda: _of_this_run(out, lambda: self._apply(shared, own)))
         if self.sync is not None:
             sync = self.sync
