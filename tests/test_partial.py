@@ -83,6 +83,20 @@ def test_the_budget_is_a_limit():
     assert all(thinner >= 0.25 for _, thinner in found.values())
 
 
+@pytest.mark.parametrize(("size", "choice"), [(750, DENSE), (751, SPARSE)])
+def test_the_others_keep_a_quarter_of_their_budget_and_no_less(size, choice):
+    """Of 800 and a fifth of `size`, `size` is spent; at 750 there are just 200 left of 800."""
+    both = [layout(4000), layout(size, first=1)]
+    found = decided(trials(both, select=100.0, sparse=(0, 10.0), dense=(0, 0.001)), density=0.2)
+    assert found["p1"][0] == choice
+    assert found["p0"] == (SPARSE, 0.25 if choice == DENSE else 1.0)
+
+
+def test_what_gains_nothing_is_not_sent_dense():
+    seen = trials(LAYOUTS, select=0.0, sparse=(0, 0.5), dense=(0, 0.5))
+    assert set(decided(seen).values()) == {(SPARSE, 1.0)}
+
+
 def test_what_is_dense_anyway_costs_no_budget():
     seen = trials(LAYOUTS, select=1.0, sparse=(0, 0.1), dense=(0, 0.2))
     found = decided(seen, always=lambda slot: slot.numel < 100)

@@ -57,6 +57,13 @@ def test_buffers_fill_while_the_one_before_is_sent():
     assert counts[0] == 1 and counts[1] >= 3 and sum(counts) == 8
 
 
+def test_filling_a_buffer_takes_its_selection_too():
+    """Sending takes 3: three gradients fill it, or two and the time of selecting them."""
+    sizes, ready = [10] * 6, [float(i) for i in range(1, 7)]
+    assert overlapped(sizes, ready, line(0, 0), line(3, 0)) == [1, 3, 2]
+    assert overlapped(sizes, ready, line(0, 0.1), line(3, 0)) == [1, 2, 2, 1]
+
+
 TENSORS = st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e-2)), min_size=1, max_size=30)
 
 

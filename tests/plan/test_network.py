@@ -29,6 +29,20 @@ def test_noise_is_reported_and_nothing_is_negative():
     assert fitted(steep).alpha == 0
 
 
+def test_a_line_that_is_held_at_zero_is_the_best_of_those():
+    """The other number is fitted again: any change of it makes the relative errors larger."""
+
+    def off(alpha, beta, points):
+        return sum(((alpha * m + beta * b) / t - 1) ** 2 for m, b, t in points)
+
+    steep = [(1, 2.0**p, 2.0**p * 1e-8 * (1 + p / 50)) for p in range(10, 20)]
+    flat = [(1, 2.0**p, 1e-3 * (1 - p / 100)) for p in range(10, 20)]
+    a, b = fitted(flat).alpha, fitted(steep).beta
+    for change in (0.999, 1.001):
+        assert off(0, b, steep) < off(0, b * change, steep)
+        assert off(a, 0, flat) < off(a * change, 0, flat)
+
+
 def test_a_data_sheet():
     links = given("1gbit", "50us", 4)
     assert links.seconds("all_reduce", 1_000_000) == pytest.approx(6 * 50e-6 + 8e-3)

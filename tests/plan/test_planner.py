@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,18 @@ def test_a_step_by_hand():
     assert option.step == pytest.approx(0.04 + wire)
     assert option.timeline.exposed == pytest.approx(wire)
     assert option.sent == 6_006_000
+
+
+def test_costs_of_several_steps_are_those_of_one():
+    """Calls are of all the steps that were measured; a prediction is of one."""
+    once = COSTS["topk(density=0.01)"]
+    often = [replace(cost, calls=cost.calls * 5, steps=5) for cost in once]
+    one, same = (planner.predicted("topk(density=0.01)", setup(), c) for c in (once, often))
+    assert [work.wire for work in same.works] == pytest.approx([work.wire for work in one.works])
+    assert same.sent == one.sent and same.step == pytest.approx(one.step)
+    plans = [{name: step for name, _, step in buffered("topk(density=0.01)", setup(), costs)}
+             for costs in (once, often)]  # fmt: skip
+    assert plans[0] == pytest.approx(plans[1])
 
 
 def test_slow_links_want_less_bytes_and_fast_ones_do_not_care():

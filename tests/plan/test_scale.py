@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from thinwire.plan.costs import Problem
@@ -45,6 +46,19 @@ def test_a_straggler_holds_everybody_up_and_a_slow_link_too():
     assert simulated(METHODS[0], TRAINING, replace(cluster, jitter=0.2)) == (
         simulated(METHODS[0], TRAINING, replace(cluster, jitter=0.2))
     )
+
+
+def test_the_slowest_rank_and_the_slowest_link_set_the_pace():
+    """Not the mean ones: one bucket, and the draws of the simulation itself."""
+    ring, one = BY_NAME["dense (ring)"], replace(TRAINING, buckets=(1_000_000,))
+    cluster = Cluster(world=16, between=ETHERNET, jitter=0.2)
+    slowest = 1 + 0.2 * np.abs(np.random.default_rng(0).standard_normal(16)).max()
+    sending = exchange(ring, 1_000_000, one, cluster)
+    assert simulated(ring, one, cluster) == pytest.approx(0.09 * slowest + sending)
+    slow = replace(cluster, jitter=0.0, slow=(0.25, 4.0))
+    sending = exchange(ring, 1_000_000, one, slow, slowest=4.0)
+    assert simulated(ring, one, slow) == pytest.approx(0.09 + sending)
+    assert sending > 3 * exchange(ring, 1_000_000, one, slow)
 
 
 def test_nodes_send_less_between_them():

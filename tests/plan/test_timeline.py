@@ -47,6 +47,13 @@ def test_an_exchange_needs_both_its_wire_and_its_processor():
     assert replay(works, cores=1).step == pytest.approx(5)
 
 
+def test_waiting_for_the_wire_takes_no_processor():
+    """Backward has the core to itself but for the second of the exchange's own work."""
+    works = [Work(backward=1, wire=4, effort=1), Work(backward=4)]
+    assert replay(works, cores=1).step == pytest.approx(6)
+    assert replay([Work(backward=1, wire=4), Work(backward=4)], cores=1).step == pytest.approx(5)
+
+
 SECONDS = st.floats(0, 10)
 WORKS = st.lists(
     st.builds(

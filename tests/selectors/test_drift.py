@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from thinwire import Bucket, recipes
@@ -51,7 +52,58 @@ def test_the_interval_widens_while_the_threshold_holds_and_narrows_when_it_drift
     assert turns(pick, [1.0] + [1.5] * 9)["interval"] == 8 + CHANGES[3], "beyond"
     worse = [1.5**i for i in range(60)]
     assert turns(pick, worse)["interval"] == 5, "never below the shortest"
-    assert turns(pick, [1.0] * 200)["interval"] > 20, "and on it grows"
+    # exact at turns 8, 18, 30, 44, ..., 170 and 198, from where it lasts 30
+    assert turns(pick, [1.0] * 200)["interval"] == 30, "and on it grows, without a limit"
+
+
+@pytest.mark.parametrize(
+    ("now", "change"),
+    [(10.4375, 2), (9.5625, 2), (10.5, 1), (9.5, 1), (10.9375, 1), (11.0, -1), (9.0, -1),
+     (12.0, -1), (8.0, -1), (12.0625, -2), (7.9375, -2), (100.0, -2)],
+)  # fmt: skip
+def test_the_edges_of_drift(now, change):
+    """From a threshold of 10, epsilon is 1: what happens at its half, at it and at its double."""
+    pick, state = Drifting(interval=5, shortest=1, warmup=1), {}
+    for theta in (10.0, 10.0, 10.0, 10.0, 10.0, now):
+        pick(torch.full((1, N), theta), K, state)
+        pick.settle([state], lambda votes: votes)
+    assert state["interval"] == 5 + change
+    assert state["due"] == 5 + state["interval"]
+
+
+def test_the_largest_vote_counts_for_each_layer_by_itself():
+    """Rank 1 sees the first layer drift, rank 2 the second, nobody the third."""
+
+    def worker(comm):
+        pick, states = Drifting(interval=5, shortest=1, warmup=1), [{}, {}, {}]
+
+        def highest(votes):
+            return torch.stack(comm.all_gather(votes, [votes.numel()] * comm.size)).amax(0)
+
+        for turn in range(6):
+            for layer, state in enumerate(states):
+                drifts = turn == 5 and comm.rank == layer + 1
+                pick(torch.full((1, N), 15.0 if drifts else 10.0), K, state)
+            pick.settle(states, highest)
+        return [state["interval"] for state in states]
+
+    assert local.run(3, worker) == [[3, 3, 7]] * 3
+
+
+@pytest.mark.parametrize(
+    ("estimate", "pick"),
+    [(True, Drifting()), (8, Drifting(interval=8, shortest=5)),
+     (3, Drifting(interval=3, shortest=3))],
+)  # fmt: skip
+def test_the_first_interval_is_what_the_recipe_asks_for(estimate, pick):
+    recipe = recipes.adtopk(density=0.01, estimate=estimate, memory="none", dense=None)
+    assert recipe.second.pick == pick
+
+
+@pytest.mark.parametrize("options", [{"interval": 4}, {"shortest": 0}, {"shortest": 6}])
+def test_an_interval_below_the_shortest_is_refused(options):
+    with pytest.raises(ValueError, match="at least the shortest one, got"):
+        Drifting(**options)
 
 
 def test_decisions_are_the_same_on_all_ranks():
@@ -72,6 +124,8 @@ def test_decisions_are_the_same_on_all_ranks():
         return intervals
 
     first, *others = local.run(3, worker)
+    # the interval that ends at turn 19 was a drift of rank 1 beyond 2 epsilon: it stays at 5
+    assert {interval for interval, _, _ in first[40:]} == {5}
     assert all(other == first for other in others)
     assert first[-1][2] == 45, "every second step is a flat one"
     thresholds = {s["slots"]["w"]["no/second/select"]["threshold"] for s in states}

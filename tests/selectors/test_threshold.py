@@ -268,6 +268,13 @@ def test_a_threshold_is_reused_and_nudged():
     assert calls[-1] == 50, "another k needs another threshold"
 
 
+def test_every_sample_starts_elsewhere():
+    """Nine draws of every ninth entry see all of the row, in whatever pattern it is."""
+    size, state = torch.arange(1100) % 9 + 1.0, {}
+    found = [Sampled(fraction=0.1)(size, 100, state) for _ in range(18)]
+    assert set(found[:9]) == set(range(1, 10)) and found[9:] == found[:9]
+
+
 def test_one_row_at_a_time():
     with pytest.raises(ValueError, match=r"one row, got 3 of them; use over=by_layer"):
         Threshold()(torch.ones(3, 4), 1, {})
