@@ -50,6 +50,13 @@ def test_omgs_counts_what_selection_costs():
     assert merged_sparse(sizes, ready, lambda n: 0.01 * n * n, line(2, 0.1)) == [1, 1]
 
 
+def test_omgs_knows_how_long_the_network_is_busy():
+    """The first is selected until 11 and sent until 22; what is there by then goes together."""
+    sizes, select, send = [100, 10, 10], line(0, 0.1), line(1, 0.1)
+    assert merged_sparse(sizes, [1.0, 3.0, 21.9], select, send) == [1, 2]
+    assert merged_sparse(sizes, [1.0, 3.0, 22.1], select, send) == [1, 1, 1]
+
+
 def test_buffers_fill_while_the_one_before_is_sent():
     ready = [float(i) for i in range(1, 9)]
     assert overlapped([10] * 8, ready, line(0, 0), line(0, 0.01)) == [1] * 8

@@ -54,6 +54,21 @@ def test_a_step_by_hand():
     assert option.sent == 6_006_000
 
 
+def test_what_all_buckets_remember_is_added_up():
+    costs = [replace(cost(10), memory=n) for n in (4_000, 4_000_000)]
+    assert planner.predicted(DENSE, setup(), costs).memory == 4_004_000
+
+
+def test_a_buffer_costs_selection_work_and_writing_too():
+    """All in one buffer, of costs in proportion to the size: nothing hides behind backward."""
+    costs = [
+        Cost(select=1e-7 * n, effort=2e-6 * n, scatter=3e-7 * n, calls=(("exchange", n),), steps=1)
+        for n in (1_000, 1_000_000)
+    ]
+    (step,) = (s for name, _, s in buffered(DENSE, setup(), costs) if name == "1000 MB")
+    assert step == pytest.approx(0.01 + 0.03 + 1_001_000 * (1e-7 + 2e-6 + 3e-7), rel=1e-3)
+
+
 def test_costs_of_several_steps_are_those_of_one():
     """Calls are of all the steps that were measured; a prediction is of one."""
     once = COSTS["topk(density=0.01)"]
@@ -104,6 +119,10 @@ def test_reasons_name_every_bucket():
     options = {option.recipe: option for option in ranked(setup("100mbit"), COSTS)}
     lines = reasons(options["topk(density=0.01)"], options[DENSE])
     assert len(lines) == 2 and "pays" in lines[1] and "5.0 ms more work" in lines[1]
+    alike = {call: [replace(one, effort=0.001, scatter=0.002) for one in costs]
+             for call, costs in COSTS.items()}  # fmt: skip
+    options = {option.recipe: option for option in ranked(setup("100mbit"), alike)}
+    assert reasons(options["topk(density=0.01)"], options[DENSE]) == lines  # all have that work
 
 
 def test_costs_move_to_another_world_as_the_recipe_prices_itself():

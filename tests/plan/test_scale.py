@@ -70,6 +70,16 @@ def test_nodes_send_less_between_them():
     assert simulated(gather, TRAINING, nodes) < simulated(gather, TRAINING, flat)
 
 
+def test_inside_a_node_the_sum_goes_round_before_and_after():
+    """On one node that is all; on two, each rank has its part to exchange with the other node."""
+    ring, n = BY_NAME["dense (ring)"], 10**6
+    one = Cluster(world=8, between=ETHERNET, per_node=8, inside=(1e-5, 1e-9))
+    around = 2 * (7 * 1e-5 + 7 / 8 * n * 4 * 1e-9)
+    assert exchange(ring, n, TRAINING, one) == pytest.approx(around)
+    part = ring.seconds(Problem(d=n // 8, k=1250, world=2), ETHERNET[0], 4 * ETHERNET[1])
+    assert exchange(ring, n, TRAINING, replace(one, world=16)) == pytest.approx(around + part)
+
+
 def test_65536_ranks_take_seconds():
     begin = time.process_time()
     worlds = [2**power for power in range(1, 17)]

@@ -36,6 +36,25 @@ def test_exact_at_first_then_remembered():
     assert state["turn"] == 8
 
 
+def test_a_threshold_that_was_corrected_is_the_one_that_is_remembered():
+    pick, state = Drifting(interval=8, warmup=1), {}
+    x = torch.randn(1, N, generator=torch.Generator().manual_seed(0))
+    pick(x, K, state)
+    pick(4 * x, K, state)
+    assert state["found"] > 2, "far too many for the threshold of before"
+    pick(4 * x, K, state)
+    assert 0.5 <= state["found"] <= 2
+
+
+def test_another_k_is_exact_at_once():
+    pick, state = Drifting(interval=8, warmup=1), {}
+    x = torch.randn(1, N, generator=torch.Generator().manual_seed(0))
+    for k in (K, K, 80, 80):
+        chosen = pick(x, k, state)
+        assert torch.equal(chosen, x[0].abs().topk(k).indices.sort().values)
+    assert state["k"] == 80 and "vote" not in state
+
+
 def test_negative_entries_count_as_much_as_positive_ones():
     x = -torch.arange(1.0, N + 1)[None]
     state: dict = {}
