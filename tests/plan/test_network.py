@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from thinwire.comm import local
+from thinwire.comm.metered import Metered
 from thinwire.plan import network
-from thinwire.plan.network import VERBS, fitted, given, loaded, messages, probe, saved
+from thinwire.plan.network import (
+    VERBS,
+    Line,
+    Network,
+    fitted,
+    given,
+    loaded,
+    messages,
+    probe,
+    saved,
+)
 
 
 def test_a_line_is_found_again():
@@ -64,6 +76,29 @@ def test_a_probe_is_the_same_on_all_ranks_and_survives_a_file(tmp_path):
     saved(found[0], path)
     again = loaded(path)
     assert again.lines == found[0].lines and again.world == 3 and again.source == "probe.json"
+
+
+def test_a_probe_counts_the_bytes_of_one_call():
+    lines = local.run(2, lambda comm: probe(comm, sizes=(1024, 4096)))[0].lines
+    for verb, share in (("exchange", 1), ("all_reduce", 1), ("all_gather", 0.5)):
+        assert [sent for sent, _ in lines[verb].points] == [1024 * share, 4096 * share], verb
+
+
+def test_a_call_takes_as_long_as_on_the_slowest_rank():
+    def worker(comm):
+        wait = 0.05 if comm.rank == 1 else 0.0
+        return network._timed(lambda _: time.sleep(wait), Metered(comm), comm, 2)
+
+    first, *others = local.run(3, worker)
+    assert first >= 0.05 and others == [first] * 2
+
+
+def test_between_measured_points_the_way_is_straight():
+    bent = Line(alpha=0.1, beta=1.0, points=((100, 1.0), (200, 5.0), (400, 6.0)))
+    links = Network(world=2, lines=dict.fromkeys(VERBS, bent), source="made up")
+    found = [links.seconds("exchange", sent) for sent in (100, 150, 200, 300, 400, 800)]
+    assert found == pytest.approx([1.0, 3.0, 5.0, 5.5, 6.0, 8.0])
+    assert links.seconds("exchange", 50) == pytest.approx(0.1 + 50), "below, by the line"
 
 
 def test_a_slow_network_is_not_probed_for_ever():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -87,6 +89,15 @@ def test_more_ranks_send_more_and_write_more():
     assert there.sent == 70 and there.select == 1.0
     assert there.effort == pytest.approx(7 / 3) and there.scatter > 1
     assert cost.among(4, 4, 1.0) is cost
+    summed = replace(cost, calls=(("all_reduce", 30),)).among(8, 4, 7 / 3)
+    assert summed.scatter == 1.0, "a sum is written once, from however many"
+
+
+def test_a_larger_bucket_costs_more_of_everything():
+    cost = Cost(select=1.0, effort=2.0, scatter=3.0, calls=(("exchange", 10),), steps=1, memory=7)
+    large = cost.times(3)
+    assert (large.select, large.effort, large.scatter) == (3.0, 6.0, 9.0)
+    assert (large.sent, large.memory) == (30, 21)
 
 
 def test_ranks_with_different_models_are_told():
