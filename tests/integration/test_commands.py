@@ -18,6 +18,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 import thinwire as package
+from tests.commands import thinwire
 from thinwire import recipes
 from thinwire.cli.app import app
 from thinwire.lab import netns, workers
@@ -35,10 +36,6 @@ def run(*command: str, cwd: Path | None = None, **env: str) -> subprocess.Comple
     )  # fmt: skip
 
 
-def thinwire(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(str(BIN / "thinwire"), *arguments)
-
-
 def torchrun(workers: int, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}")
     return run(sys.executable, *launcher, *command, cwd=cwd)
@@ -46,7 +43,7 @@ def torchrun(workers: int, *command: str, cwd: Path) -> subprocess.CompletedProc
 
 def test_demo_is_honest() -> None:
     """The whole demo: dense converges, is not perfect, and adtopk ends within one point of it."""
-    done = thinwire("demo", "--workers", "2")
+    done = run(str(BIN / "thinwire"), "demo", "--workers", "2")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = dict(re.findall(r"^(\w+\(.*?\)) +([\d.]+) %", done.stdout, re.MULTILINE))
@@ -134,7 +131,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_command_itself_exits_with_2() -> None:
-    done = thinwire("list", "--net", "fast")
+    done = run(str(BIN / "thinwire"), "list", "--net", "fast")
     assert done.returncode == 2
     assert "a rate is a number and a unit" in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr and not done.stdout

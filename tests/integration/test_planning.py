@@ -14,6 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import thinwire
+from tests.commands import thinwire as command
 from tests.integration.common import ddp, mlp, sgd, train, weights
 from tests.integration.test_ddp import same_everywhere
 from tests.processes import Pool
@@ -114,14 +115,9 @@ def test_other_recipes_have_nothing_to_plan(pool: Pool) -> None:
     assert "auto" in pool.run(1, nothing_to_plan)[0]
 
 
-def thinwire_plan(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).parent / "thinwire"), "plan", *args]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-
-
 def test_plan_prints_an_answer_and_writes_a_page(tmp_path: Path) -> None:
     few = ("--recipe", "topk(density=0.01)", "--recipe", "bf16()")
-    done = thinwire_plan("small", "--workers", "2", *few, "--out", "out", cwd=tmp_path)
+    done = command("plan", "small", "--workers", "2", *few, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "dense()" in done.stdout and "times" in done.stdout
     assert any(word in done.stdout for word in ("Stay dense", "16-bit is enough", "Use topk"))
@@ -138,8 +134,8 @@ def test_plan_prints_an_answer_and_writes_a_page(tmp_path: Path) -> None:
 def test_a_slow_network_wants_compression(tmp_path: Path) -> None:
     """Where a fast one does not: test_slow_links_want_less_bytes_and_fast_ones_do_not_care."""
     network.saved(network.given("1mbit", "1us", 4), tmp_path / "slow.json")
-    call = ("small", "--workers", "16", "--probe", "slow.json", "--json")
-    done = thinwire_plan(*call, "--recipe", "topk(density=0.01)", cwd=tmp_path)
+    call = ("small", "--workers", "16", "--probe", str(tmp_path / "slow.json"), "--json")
+    done = command("plan", *call, "--recipe", "topk(density=0.01)")
     assert done.returncode == 0, done.stderr
     slow = json.loads(done.stdout)
     assert slow["links"] == "slow.json"
