@@ -17,12 +17,14 @@ from thinwire.bucket import (
     by_dim1,
     by_layer,
     by_longer,
+    by_region,
     by_row,
     flat_indices,
     whole,
 )
 from thinwire.layout import Layout
 from thinwire.operand import Sum
+from thinwire.schedule import ByParameter
 
 VIEWS = [whole, by_layer, by_row, by_dim1, by_dim0, by_longer]
 shapes = st.lists(st.lists(st.integers(1, 6), min_size=0, max_size=4), min_size=1, max_size=4)
@@ -103,6 +105,52 @@ def test_of_copies_and_keeps_the_memory_order():
     assert weight.abs().sum() > 0
     strided = torch.randn(8, 8)[:, ::2]
     assert torch.equal(Bucket.of({"w": strided}, state={}).flat.view(8, 4), strided)
+
+
+@pytest.mark.parametrize("view", [by_row, by_dim1, by_dim0, by_longer])
+def test_transposed_rows_are_the_same_rows(view):
+    """Rows that interleave in memory are copied together, and lead back to where they were."""
+    weight = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    bucket = Bucket.of({"w": weight.t().contiguous().t()}, state={})
+    assert bucket.layout.slots[0].strides == (1, 4)
+    (mine,), (theirs,) = view(bucket, 0.001), view(Bucket.of({"w": weight}, state={}), 0.001)
+    assert torch.equal(mine.rows, theirs.rows)
+    everything = torch.arange(24)
+    assert torch.equal(bucket.flat[mine.place(everything)], mine.rows.reshape(-1))
+
+
+def test_of_a_square_both_dimensions_are_as_long_and_rows_run_along_the_second():
+    bucket = bucket_of([[5, 5]])
+    (longer,), (dim1,) = by_longer(bucket, 0.001), by_dim1(bucket, 0.001)
+    assert torch.equal(longer.rows, dim1.rows)
+
+
+def test_budgets_are_rounded_and_never_nothing():
+    assert [budget(10, d) for d in (0.001, 0.14, 0.15, 0.25, 0.96, 1.0)] == [1, 1, 2, 3, 10, 10]
+
+
+def test_more_rows_are_lucky_in_turn():
+    """Of ten rows five have one more: the first half in one step, the second in the next."""
+    for step in range(4):
+        lucky = {}
+        for piece in by_row(bucket_of([[10, 8]], step), 15 / 80):
+            lucky[piece.block[:2]] = piece.k
+        assert lucky == ({(0, 5): 2, (5, 10): 1} if step % 2 == 0 else {(0, 5): 1, (5, 10): 2})
+
+
+def test_the_whole_has_the_budgets_of_all_its_parameters():
+    density = ByParameter.of({"p0": 0.5, "p1": 0.1})
+    (piece,) = whole(bucket_of([[10, 2], [100]]), density)
+    assert piece.k == 10 + 10
+
+
+def test_the_rest_of_a_regions_budget_goes_round():
+    """7 entries among 3 ranks: every region has 3 of them once in three steps."""
+    given = []
+    for step in range(3):
+        bucket = replace(bucket_of([[10, 7]], step), world=3)
+        given.append([piece.k for piece in by_region(bucket, 0.1)])
+    assert sorted(given) == [[2, 2, 3], [2, 3, 2], [3, 2, 2]]
 
 
 def test_whole_packs_around_gaps():

@@ -56,6 +56,17 @@ def test_densities_that_make_no_sense_are_refused(density):
         checked_density(density)
 
 
+@pytest.mark.parametrize("density", [
+    Ramp(start=2.0, end=0.1, steps=5),
+    Ramp(start=0.1, end=2.0, steps=5),
+    Piecewise((5,), (0.1, 2.0)),
+    {"w": 0.1, "": Ramp(start=0.1, end=2.0, steps=5)},
+])  # fmt: skip
+def test_a_density_that_will_make_no_sense_is_refused_at_once(density):
+    with pytest.raises(ValueError, match=r"density must be in \(0, 1\], got 2\.0"):
+        recipes.topk(density=density)
+
+
 def test_dgcs_ramp_by_formula_and_by_list():
     """density ** ((e + 1) / 6) in the five epochs of a ramp to 0.001; or the paper's own list."""
     ramp = dgc_ramp(0.001, epochs=5, every=100)

@@ -66,7 +66,9 @@ def test_the_catalogue_prices_every_recipe_as_it_prices_itself():
 
 def test_small_models_have_a_price_too():
     for params in (1, 7, 1023, 1025, 2_000_000):
-        assert all(entry.bytes >= 0 for entry in prices.catalogue(params, 2, 1.0, 4))
+        entries = {entry.name: entry for entry in prices.catalogue(params, 2, 1.0, 4)}
+        assert all(entry.bytes >= 0 for entry in entries.values())
+        assert entries["dense"].bytes == entries["dense"].bytes_dense == 4 * params
 
 
 @pytest.mark.parametrize(

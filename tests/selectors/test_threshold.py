@@ -268,6 +268,27 @@ def test_a_threshold_is_reused_and_nudged():
     assert calls[-1] == 50, "another k needs another threshold"
 
 
+@pytest.mark.parametrize(
+    ("share", "factor"), [(0.5, 1 / 1.05), (0.66, 1 / 1.05), (0.67, 1), (1.25, 1), (1.26, 1.05)]
+)
+def test_a_threshold_that_is_reused_follows_what_it_lets_through(share, factor):
+    """Ok-Topk's band: down below two thirds of k, up above five quarters."""
+    pick, k = Threshold(refresh=9, nudge=1.05, correct=None, capacity=9.0), 100
+    state = {"age": 1, "k": k, "threshold": 1.0}
+    rows = torch.full((1, 1000), 0.5)
+    rows[0, : round(share * k)] = 2.0
+    assert pick(rows, k, state).numel() == round(share * k)
+    assert state["threshold"] == pytest.approx(factor)
+
+
+def test_trimming_ends_where_just_k_are_left():
+    """Mean 1, largest 11: five entries at 9, where r is 0.8, and the rest far below."""
+    rest = (1.0 * 100 - 11 - 5 * 9) / 94
+    size = torch.tensor([11.0] + [9.0 + 1e-4] * 5 + [rest] * 94)
+    assert trimmed(size, 6, {}) == pytest.approx(9.0, abs=1e-3)
+    assert trimmed(size, 7, {}) == 0.0, "not even above the mean"
+
+
 def test_every_sample_starts_elsewhere():
     """Nine draws of every ninth entry see all of the row, in whatever pattern it is."""
     size, state = torch.arange(1100) % 9 + 1.0, {}
