@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.processes import Pool
+from tests.processes import Pool, prepare
 
 settings.register_profile("shared machine", deadline=None)  # tests have limits of their own
 settings.load_profile("shared machine")
@@ -36,6 +36,12 @@ def pool(_pools: list[Pool], request: pytest.FixtureRequest) -> Pool:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """While the first tests run, what all processes are forked from gets ready."""
+    if any(item.get_closest_marker("slow") for item in session.items):
+        prepare()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,11 +6,14 @@ fresh process group. Functions are module-level and take (rank, world, *args).
 
 from __future__ import annotations
 
+import multiprocessing
 import queue
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,16 @@ class Pool:
             worker.kill()
         for worker in self._workers:
             worker.join()
+
+
+def prepare() -> None:
+    """Start the process from which this session forks its workers, with what tests need loaded.
+
+    `workers.forking` would start one with what `thinwire` needs; where one runs, it takes that.
+    """
+    if sys.platform == "linux":
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.nursery"])
+        forkserver.ensure_running()
 
 
 def once(world: int, function: Callable[..., Any], *args: Any, timeout: float = 300.0) -> list[Any]:
