@@ -68,8 +68,7 @@ class Hooks:
         self._home: dict[str, _Packed] = {}
         self._sparse: list[str] = []
         self._next = 0
-        self._accumulating = False
-        self._joining = False
+        self._accumulating = self._joining = False
         self._means: list[tuple[Layout, Reduced]] = []
         self._ending: weakref.ref[Callable[[], None]] | None = None  # of the backward under way
         self._synchronized = False
@@ -150,8 +149,7 @@ class Hooks:
                 "every segment; use use_reentrant=False"
             )
         self._sync.wait()  # what a backward that broke off has left
-        if self._plan and self._next == len(self._plan) and self._means:
-            # all of it was sent and counts, but was applied nowhere: on all ranks, else they part
+        if self._plan and self._next == len(self._plan) and self._means:  # all sent, not applied
             self._peers.meet("its next batch, because backward broke off after its last bucket")
         if self._joining:
             self._anyone_active(1)

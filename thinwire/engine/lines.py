@@ -19,6 +19,8 @@ import time
 import weakref
 from dataclasses import astuple, dataclass, field
 
+from thinwire.engine.blame import Known, Place, missing
+
 PULSE = 0.5  # seconds between two signs of life
 GRACE = 1.0  # seconds an exchange may still take to end once a rank has left
 LONGEST = 1 << 16  # bytes of a message; a longer one is cut by who sends it
@@ -27,20 +29,6 @@ LOST = "is gone: killed, crashed, or its machine lost (its connection closed wit
 HEAD = struct.Struct("!BI")  # kind, bytes that follow
 PLACE = struct.Struct("!qqq?")  # a Place
 HERE, FAILED, MEET, REFUSED, LEFT = range(5)
-
-
-@dataclass(frozen=True)
-class Place:
-    """How far a rank is: the bucket of the step it is in, how many it has done since it began, and
-    whether it waits for others."""
-
-    step: int = 0
-    bucket: int = 0
-    done: int = 0
-    inside: bool = False
-
-    def __str__(self) -> str:
-        return f"bucket {self.bucket} of step {self.step}"
 
 
 @dataclass
@@ -142,43 +130,11 @@ class Lines:
     def missing(self, waited: float) -> str:
         """Who keeps an exchange from ending that has lasted for so many seconds."""
         now = time.monotonic()
-        left = [f"rank {other} {line.left}" for other, line in self._lines.items() if line.left]
-        if left:
-            return "; ".join(left)
-        silent = {
-            other: now - line.heard
+        others = {
+            other: Known(now - line.heard, line.place, line.left)
             for other, line in self._lines.items()
-            if now - line.heard > max(3 * PULSE, waited / 4)
         }
-        if silent and len(silent) == len(self._lines) > 1:
-            return (
-                f"no other rank answers rank {self.rank} (nothing heard for "
-                f"{min(silent.values()):.0f} s): its own link is cut, or all of them are lost"
-            )
-        if silent:
-            names = _named(list(silent))
-            return (
-                f"{names} {'does' if len(silent) == 1 else 'do'} not answer (nothing heard for "
-                f"{min(silent.values()):.0f} s): stopped, or cut off from the others"
-            )
-        outside = [other for other, line in self._lines.items() if not line.place.inside]
-        if outside:
-            last = self._lines[outside[0]].place
-            return (
-                f"{_named(outside)} did not come to {self.place} within {waited:.0f} s: alive, but "
-                f"outside of any exchange since {last}; all ranks must take the same steps"
-            )
-        others = {other: line.place for other, line in self._lines.items()}
-        apart = [f"rank {o} in {p}" for o, p in others.items() if str(p) != str(self.place)]
-        if apart:
-            return (
-                f"ranks are in different exchanges after {waited:.0f} s: rank {self.rank} in "
-                f"{self.place}, {', '.join(apart)}; all ranks must take the same steps"
-            )
-        return (
-            f"all ranks wait for one another in {self.place} for {waited:.0f} s: a link between "
-            "two of them is cut, or too slow for the time-out"
-        )
+        return missing(self.rank, self.place, others, waited, 3 * PULSE)
 
     def leave(self, why: str, patience: float) -> None:
         """Say that we go, wait for the others to say so too, at most so long, and close."""
@@ -279,9 +235,7 @@ class Lines:
         for line in self._lines.values():
             try:
                 sent = line.socket.send(message)
-            except BlockingIOError:
-                continue
-            except OSError:  # the reading side notices, and says so
+            except OSError:  # full, or broken: then the reading side notices, and says so
                 continue
             if sent < len(message):  # half a message would garble all that follow
                 with contextlib.suppress(OSError):
@@ -291,11 +245,6 @@ class Lines:
 def shown(label: str) -> str:
     """A meeting's label without its number."""
     return label.rsplit(" #", 1)[0]
-
-
-def _named(ranks: list[int]) -> str:
-    names = [f"rank {rank}" for rank in sorted(ranks)]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 _open: weakref.WeakSet[Lines] = weakref.WeakSet()

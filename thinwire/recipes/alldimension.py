@@ -113,8 +113,7 @@ def adtopk(
         raise ValueError("steps ends the interleaving, got steps without it; set interleave=True")
     if steps is None and fraction != 0.75:
         raise ValueError(f"fraction is of the training, got {fraction!r} alone; give steps too")
-    inner = _routed(inner, over, densities(density), dense, partial)
-    inner = by_node(collective, inner)
+    inner = by_node(collective, _routed(inner, over, densities(density), dense, partial))
     unfed = rule("no_feedback", no_feedback)
     if no_feedback and memory == "none":
         raise ValueError(

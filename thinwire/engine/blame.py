@@ -1,0 +1,83 @@
+"""Whom to name when an exchange does not end: from what is known of every rank, never a bystander.
+
+    left                   it said so, or its connection closed
+    silent                 nothing was heard for long: it is stopped, or cut off
+    outside of exchanges   alive, but it does not come
+    in another exchange    ranks do not take the same steps
+
+in this order, since a rank that is silent keeps others waiting in earlier exchanges than ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a rank is: the bucket of the step it is in, how many it has done since it began, and
+    whether it waits for others."""
+
+    step: int = 0
+    bucket: int = 0
+    done: int = 0
+    inside: bool = False
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket} of step {self.step}"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of another rank: seconds since it was heard, where it was, why it left."""
+
+    silence: float
+    place: Place
+    left: str | None = None
+
+
+def missing(
+    rank: int, place: Place, others: Mapping[int, Known], waited: float, least: float
+) -> str:
+    """Who keeps an exchange from ending in which this rank has waited for so many seconds; silent
+    is who was not heard for a quarter of them, and for `least` seconds."""
+    left = [f"rank {other} {known.left}" for other, known in others.items() if known.left]
+    if left:
+        return "; ".join(left)
+    longest = max(least, waited / 4)
+    silent = {other: known.silence for other, known in others.items() if known.silence > longest}
+    if silent:
+        return _unheard(rank, silent, len(others))
+    outside = [other for other, known in others.items() if not known.place.inside]
+    if outside:
+        return (
+            f"{_named(outside)} did not come to {place} within {waited:.0f} s: alive, but outside "
+            f"of any exchange since {others[outside[0]].place}; all ranks must take the same steps"
+        )
+    apart = [f"rank {o} in {k.place}" for o, k in others.items() if str(k.place) != str(place)]
+    if apart:
+        return (
+            f"ranks are in different exchanges after {waited:.0f} s: rank {rank} in {place}, "
+            f"{', '.join(apart)}; all ranks must take the same steps"
+        )
+    return (
+        f"all ranks wait for one another in {place} for {waited:.0f} s: a link between two of them "
+        "is cut, or too slow for the time-out"
+    )
+
+
+def _unheard(rank: int, silent: Mapping[int, float], others: int) -> str:
+    seconds = f"nothing heard for {min(silent.values()):.0f} s"
+    if len(silent) == others > 1:
+        return (
+            f"no other rank answers rank {rank} ({seconds}): its own link is cut, or all of them "
+            "are lost"
+        )
+    verb = "does" if len(silent) == 1 else "do"
+    return f"{_named(list(silent))} {verb} not answer ({seconds}): stopped, or cut off"
+
+
+def _named(ranks: list[int]) -> str:
+    names = [f"rank {rank}" for rank in sorted(ranks)]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
