@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import socket
@@ -161,8 +162,9 @@ def test_leaving_lets_go_of_threads_and_descriptors() -> None:
     def held() -> int:
         return len(os.listdir("/proc/self/fd")) + len(os.listdir("/proc/self/task"))
 
+    gc.collect()  # of what earlier tests have left
     before = held()
     for _ in range(20):
         for lines in connected(3):
             lines.leave("done", 0.0)
-    assert held() == before
+    assert held() <= before

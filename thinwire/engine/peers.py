@@ -199,7 +199,7 @@ class Peers:
             self.lines.tell_failure(text)
         if self._lost is None:
             self._lost = kind(text)
-        raise self._lost
+        raise self._lost from None  # whatever gloo made of it
 
     def _group(
         self, parent: dist.ProcessGroup, store: Store, rank: int, size: int
