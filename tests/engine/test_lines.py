@@ -44,6 +44,7 @@ def until(said: Callable[[], Any]) -> Any:
 
 def freeze(lines: Lines) -> None:
     """As SIGSTOP does: the thread is gone, the sockets stay."""
+    lines.close_sockets = lambda: None  # type: ignore[method-assign]
     lines._closing = True
     lines._wake.send(b".")
     lines._thread.join()
@@ -95,7 +96,7 @@ def test_ranks_in_different_exchanges_are_shown_with_both_sides(three: list[Line
 
 def test_a_rank_that_dies_is_gone_at_once(three: list[Lines]) -> None:
     freeze(three[1])
-    three[1].close_sockets()
+    Lines.close_sockets(three[1])
     assert until(lambda: three[0].gone(0.0)) == f"rank 1 {LOST}"
     assert until(lambda: three[2].gone(0.0)) == f"rank 1 {LOST}"
     assert LOST in three[0].missing(1.0)
@@ -167,4 +168,4 @@ def test_leaving_lets_go_of_threads_and_descriptors() -> None:
     for _ in range(20):
         for lines in connected(3):
             lines.leave("done", 0.0)
-    assert held() <= before
+    assert until(lambda: held() <= before)  # a thread that has ended is counted for a moment

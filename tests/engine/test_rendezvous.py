@@ -40,6 +40,29 @@ def test_every_rank_has_a_line_to_every_other_and_all_name_the_group_alike() -> 
     assert first[0][1] != second[0][1]
 
 
+def test_a_record_that_changes_between_two_of_its_hosts_is_not_mixed_with_the_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first host of an old record is refused; by the time of the second there is a new one."""
+    store, real, first = dist.HashStore(), rendezvous._greeted, threading.Event()
+    gather(store, 2)
+
+    def greeted(board: Any, lower: int, mark: bytes, *rest: Any) -> socket.socket | None:
+        if not first.is_set():
+            first.set()
+            while board.records[lower][0] == mark:
+                time.sleep(0.005)
+            return None
+        return real(board, lower, mark, *rest)
+
+    monkeypatch.setattr(rendezvous, "_greeted", greeted)
+    with ThreadPoolExecutor(2) as ranks:
+        late = ranks.submit(rendezvous.meet, store, range(2), 1, 60.0)
+        assert first.wait(60.0)
+        early = ranks.submit(rendezvous.meet, store, range(2), 0, 60.0)
+        assert late.result()[1] == early.result()[1]
+
+
 def test_a_stranger_behind_an_old_record_is_not_taken_for_a_rank() -> None:
     store = dist.HashStore()
     with socket.create_server(("127.0.0.1", 0)) as stranger:

@@ -224,9 +224,8 @@ def _agreement(rank, world, who):
     return "fine"
 
 
-@pytest.mark.skipif(netns.unavailable() is not None, reason=f"{netns.unavailable()}")
-def test_machines_that_take_their_name_for_loopback_are_told_the_variable_to_set():
-    """Two machines whose host name resolves to 127.0.0.1, as Debian has it: one line on both."""
+def on_two_machines(*more):
+    """Of one worker each, with such variables besides; codes, and what each said."""
     with netns.shaped(2, "1gbit") as spaces:
         both = [
             subprocess.Popen(
@@ -234,15 +233,37 @@ def test_machines_that_take_their_name_for_loopback_are_told_the_variable_to_set
                 text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 env=_environment({
                     "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-                    "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29517",
+                    "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29517", **more[rank],
                 }),
             )
             for rank, space in enumerate(spaces)
         ]  # fmt: skip
-        code, _, said = _ended(both)
-    assert code == 2, said
-    assert [step.returncode for step in both] == [2, 2]
-    assert said.count("set GLOO_SOCKET_IFNAME") == 1
-    assert "worker 0 would tell other machines its loopback address 127.0.0.1" in said
-    assert "eth0 10.77.0.1" in said
-    assert "Traceback" not in said
+        said = [step.communicate()[1] for step in both]
+    return [step.returncode for step in both], said
+
+
+MACHINES = pytest.mark.skipif(netns.unavailable() is not None, reason=f"{netns.unavailable()}")
+
+
+@MACHINES
+def test_machines_that_take_their_name_for_loopback_are_told_the_variable_to_set():
+    """Two machines whose host name resolves to 127.0.0.1, as Debian has it: one line on both."""
+    codes, said = on_two_machines({}, {})
+    assert codes == [2, 2], said
+    for complaint in said:
+        assert complaint.count("set GLOO_SOCKET_IFNAME") == 1
+        assert "worker 0 would tell other machines its loopback address 127.0.0.1" in complaint
+        assert "eth0 10.77.0.1" in complaint
+        assert "Traceback" not in complaint
+
+
+@MACHINES
+def test_an_interface_that_is_not_there_is_refused_on_both_machines():
+    codes, said = on_two_machines(
+        {"GLOO_SOCKET_IFNAME": netns.INTERFACE}, {"GLOO_SOCKET_IFNAME": "enp9s9"}
+    )
+    assert codes == [2, 2], said
+    for complaint in said:
+        assert "GLOO_SOCKET_IFNAME of worker 1 names no interface" in complaint
+        assert "set it to one of lo 127.0.0.1, eth0 10.77.0.2" in complaint
+        assert "Traceback" not in complaint

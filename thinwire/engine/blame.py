@@ -30,11 +30,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of another rank: seconds since it was heard, where it was, why it left."""
+    """What is known of another rank: seconds since it was heard, where it was, why and when it
+    left."""
 
     silence: float
     place: Place
     left: str | None = None
+    left_at: float = 0.0
 
 
 def missing(
@@ -42,13 +44,9 @@ def missing(
 ) -> str:
     """Who keeps an exchange from ending in which this rank has waited for so many seconds; silent
     is who was not heard for a quarter of them, and for `least` seconds."""
-    left = [f"rank {other} {known.left}" for other, known in others.items() if known.left]
-    if left:
-        return "; ".join(left)
-    longest = max(least, waited / 4)
-    silent = {other: known.silence for other, known in others.items() if known.silence > longest}
-    if silent:
-        return _unheard(rank, silent, len(others))
+    lost = gone(rank, others, waited, least)
+    if lost is not None:
+        return lost
     outside = [other for other, known in others.items() if not known.place.inside]
     if outside:
         return (
@@ -65,6 +63,17 @@ def missing(
         f"all ranks wait for one another in {place} for {waited:.0f} s: a link between two of them "
         "is cut, or too slow for the time-out"
     )
+
+
+def gone(rank: int, others: Mapping[int, Known], waited: float, least: float) -> str | None:
+    """Who will come nowhere any more: the first that left, else who is silent."""
+    left = {other: known for other, known in others.items() if known.left}
+    if left:
+        first = min(left, key=lambda other: left[other].left_at)
+        return f"rank {first} {left[first].left}"
+    longest = max(least, waited / 4)
+    silent = {other: known.silence for other, known in others.items() if known.silence > longest}
+    return _unheard(rank, silent, len(others)) if silent else None
 
 
 def _unheard(rank: int, silent: Mapping[int, float], others: int) -> str:

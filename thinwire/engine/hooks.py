@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 
 def broadcast(peers: Peers, parameters: Mapping[str, Tensor], root: int) -> None:
     """Everyone takes the root's parameters."""
-    for p in parameters.values():
-        whole = p.detach().contiguous()
-        p.detach().copy_(peers.comm.broadcast(whole, root=root))
+    with peers.apart() as comm:
+        for p in parameters.values():
+            whole = p.detach().contiguous()
+            p.detach().copy_(comm.broadcast(whole, root=root))
 
 
 @dataclass
@@ -164,7 +165,8 @@ class Hooks:
     def _anyone_active(self, me: int) -> bool:
         """Inside join(): every rank says whether it still trains, before every step."""
         count = torch.tensor([me], dtype=torch.int32, device=self._peers.device)
-        return bool(self._peers.comm.all_reduce(count).item() > 0)
+        with self._peers.apart() as comm:
+            return bool(comm.all_reduce(count).item() > 0)
 
     def _shadow_step(self) -> None:
         grads = {name: p.grad for name, p in self._parameters.items()}
@@ -177,7 +179,8 @@ class Hooks:
 
     def _take_parameters(self, *, mine_are_last: bool) -> None:
         flag = torch.tensor([mine_are_last], dtype=torch.uint8, device=self._peers.device)
-        flags = self._peers.comm.all_gather(flag, [1] * self._peers.comm.size)
+        with self._peers.apart() as comm:
+            flags = comm.all_gather(flag, [1] * comm.size)
         broadcast(self._peers, self._named, root=[bool(f) for f in flags].index(True))
 
     def _finish(self) -> None:
@@ -200,7 +203,8 @@ class Hooks:
         """Once: agree on which gradients are sparse anywhere, and pack the others."""
         check_unwrapped(self._parameters)  # a DDP that was built after us
         sparse = torch.tensor([_is_sparse(p) for p in self._parameters.values()], dtype=torch.int32)
-        found = self._peers.comm.all_reduce(sparse.to(self._peers.device)).tolist()
+        with self._peers.apart() as comm:
+            found = comm.all_reduce(sparse.to(self._peers.device)).tolist()
         self._sparse = [name for name, n in zip(self._parameters, found, strict=True) if n]
         for name in self._sparse:
             log.warning("%s: sparse gradient, passed through uncompressed", name)

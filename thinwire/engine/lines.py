@@ -19,11 +19,12 @@ import time
 import weakref
 from dataclasses import astuple, dataclass, field
 
-from thinwire.engine.blame import Known, Place, missing
+from thinwire.engine import blame
+from thinwire.engine.blame import Known, Place
 
 PULSE = 0.5  # seconds between two signs of life
 GRACE = 1.0  # seconds an exchange may still take to end once a rank has left
-LONGEST = 1 << 16  # bytes of a message; a longer one is cut by who sends it
+LONGEST = 1 << 12  # bytes of a message; a longer one is cut by who sends it
 HURRY = 0.2  # seconds in which messages on other lines, or a verb's last bytes, may yet arrive
 LOST = "is gone: killed, crashed, or its machine lost (its connection closed without a word)"
 HEAD = struct.Struct("!BI")  # kind, bytes that follow
@@ -118,23 +119,36 @@ class Lines:
             self._change.wait(seconds)
 
     def gone(self, patience: float) -> str | None:
-        """A rank that left, or was lost, so many seconds ago: an exchange waits for it in vain."""
+        """The first rank that left, or was lost, so many seconds ago: an exchange waits for it in
+        vain."""
         now = time.monotonic()
-        for other, line in sorted(self._lines.items()):
+        for other, line in sorted(self._lines.items(), key=lambda item: item[1].left_at):
             if line.left is None or now - line.left_at < patience:
                 continue
             if line.left == LOST or not self._has_done_ours(other):
                 return f"rank {other} {line.left}"
         return None
 
+    def lost_before_failure(self) -> bool:
+        """Whether a rank was lost before anything was told: what was told may be its doing."""
+        return any(
+            line.left == LOST and line.left_at < self.failed_at for line in self._lines.values()
+        )
+
     def missing(self, waited: float) -> str:
         """Who keeps an exchange from ending that has lasted for so many seconds."""
+        return blame.missing(self.rank, self.place, self._known(), waited, 3 * PULSE)
+
+    def absent(self, waited: float) -> str | None:
+        """Who left, or has been silent for a good part of so many seconds."""
+        return blame.gone(self.rank, self._known(), waited, 3 * PULSE)
+
+    def _known(self) -> dict[int, Known]:
         now = time.monotonic()
-        others = {
-            other: Known(now - line.heard, line.place, line.left)
+        return {
+            other: Known(now - line.heard, line.place, line.left, line.left_at)
             for other, line in self._lines.items()
         }
-        return missing(self.rank, self.place, others, waited, 3 * PULSE)
 
     def leave(self, why: str, patience: float) -> None:
         """Say that we go, wait for the others to say so too, at most so long, and close."""
@@ -142,16 +156,16 @@ class Lines:
             return
         self._send(HERE, PLACE.pack(*astuple(self.place)))
         self._send(LEFT, why.encode())
-        deadline = time.monotonic() + patience
+        ours = threading.current_thread() is self._thread  # of a garbage collection: cannot listen
+        deadline = time.monotonic() + (0.0 if ours else patience)
         while time.monotonic() < deadline and self.failure is None:
             if all(line.left is not None for line in self._lines.values()):
                 break
             self.wait(deadline - time.monotonic())
         self._closing = True
         self._wake.send(b".")
-        if threading.current_thread() is not self._thread:
+        if not ours:
             self._thread.join()
-        self.close_sockets()
 
     def close_sockets(self) -> None:
         """Let go of the descriptors, without a word: also what a forked child does."""
@@ -160,6 +174,12 @@ class Lines:
             connection.close()
 
     def _run(self) -> None:
+        try:
+            self._listen()
+        finally:
+            self.close_sockets()
+
+    def _listen(self) -> None:
         due = 0.0
         while not self._closing:
             now = time.monotonic()

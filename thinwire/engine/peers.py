@@ -9,8 +9,12 @@ every rank names the one that is really lost, within the time-out.
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -24,6 +28,8 @@ from thinwire.comm.torch import TorchComm
 from thinwire.engine import rendezvous
 from thinwire.engine.lines import GRACE, Lines
 from thinwire.protocols import RankFailed, RankMismatch
+
+log = logging.getLogger(__name__)
 
 EVIDENCE = 3.0  # seconds after a broken connection in which we hope to hear whose fault it was
 ROOM, WIDEST = 1 << 20, 32  # bytes a peer may announce: for headers, and per entry
@@ -40,18 +46,25 @@ class Peers:
         self, parent: dist.ProcessGroup, timeout: float, device: torch.device | None = None
     ) -> None:
         self.device = device or torch.device("cpu")
-        self._timeout = timeout
+        self._timeout, self._process = timeout, os.getpid()
         self._met: dict[str, int] = {}
         self._lost: RuntimeError | None = None
         self._earlier = getattr(sys, "last_value", None)
         ranks, rank = dist.get_process_group_ranks(parent), dist.get_rank(parent)
+        kind = _kind(parent, self.device)
         store = dist.distributed_c10d._get_default_store()
+        deadline = time.monotonic() + timeout
         try:
             sockets, name = rendezvous.meet(store, ranks, rank, timeout)
         except (TimeoutError, ConnectionError) as error:
             raise RankFailed(str(error)) from None
         self.lines = Lines(rank, sockets)
-        group = self._group(parent, PrefixStore(f"thinwire/{name}", store), rank, len(ranks))
+        try:
+            ours = PrefixStore(f"thinwire/{name}", store)
+            group = self._group(kind, ours, rank, len(ranks), deadline - time.monotonic())
+        except BaseException:
+            self.lines.leave("could not connect", patience=0.0)
+            raise
         self.comm = TorchComm(group, self)
 
     def agree(self, subject: str, lines: list[str]) -> None:
@@ -60,6 +73,7 @@ class Peers:
         digest = torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
         digests = self.comm.all_gather(digest.to(self.device), [32] * self.comm.size)
         if all(torch.equal(d, digests[0]) for d in digests):
+            self.done()
             return
         mine = torch.tensor(list(text.encode()), dtype=torch.uint8).to(self.device)
         self.comm.room = LONGEST_TEXT
@@ -85,6 +99,9 @@ class Peers:
             if apart is not None:
                 self._declare(apart, RankMismatch)
             if time.monotonic() > deadline:
+                absent = self.lines.absent(self._timeout)
+                if absent is not None:
+                    self._declare(absent)
                 others = sorted(set(range(self.comm.size)) - there - {self.comm.rank})
                 names = ", ".join(f"rank {rank}" for rank in others)
                 missing = RankMismatch(
@@ -121,8 +138,15 @@ class Peers:
         self.comm.room = ROOM + WIDEST * entries
         self.lines.place = replace(self.lines.place, step=step, bucket=bucket)
 
+    @contextmanager
+    def apart(self) -> Iterator[TorchComm]:
+        """An exchange that is no bucket, such as a broadcast of parameters."""
+        yield self.comm
+        self.done()
+
     def done(self) -> None:
-        """One more bucket is behind this rank."""
+        """One more exchange that all ranks take part in is behind this one: who waits for its data
+        need not wonder where it goes next."""
         self.lines.place = replace(self.lines.place, done=self.lines.place.done + 1)
 
     def inside(self, waiting: bool) -> None:
@@ -172,12 +196,27 @@ class Peers:
         down kills the process (pytorch issue 190489). If one may still wait for a lost peer, the
         group stays, else we would wait for that thread.
         """
+        if os.getpid() != self._process:  # a forked child: nothing of this is its own
+            return
         error = getattr(sys, "last_value", None)  # that nobody caught
         if error is not None and error is not self._earlier and self._lost is None:
-            self.report(error, f"after {self.lines.place}")
+            self._explain(error)
         self.lines.leave("has left: it detached, or its process ended", 2.0 if idle else 0.0)
         if idle:
             del self.comm.group
+
+    def _explain(self, error: BaseException) -> None:
+        """Why this process ends. If the user's own collectives, or DDP's, died of another rank's
+        end, that is known in a moment."""
+        deadline = time.monotonic() + (GRACE if isinstance(error, RuntimeError) else 0.0)
+        while (lost := self.lines.failure or self.lines.gone(0.0)) is None:
+            if time.monotonic() >= deadline:
+                self.report(error, f"after {self.lines.place}")
+                return
+            self.lines.wait(0.1)
+        log.error("%s", lost)
+        if self.lines.failure is None:
+            self.lines.tell_failure(lost)
 
     def _raise_if_lost(self) -> None:
         if self._lost is not None:
@@ -189,7 +228,8 @@ class Peers:
     def _news(self, patience: float) -> str | None:
         """Who is lost, if that has been known for so long."""
         failure, at = self.lines.failure, self.lines.failed_at
-        if failure is not None and time.monotonic() - at >= patience:
+        known = failure is not None and time.monotonic() - at >= patience
+        if known and not self.lines.lost_before_failure():
             return failure
         return self.lines.gone(GRACE + patience)
 
@@ -202,36 +242,45 @@ class Peers:
         raise self._lost from None  # whatever gloo made of it
 
     def _group(
-        self, parent: dist.ProcessGroup, store: Store, rank: int, size: int
+        self, kind: str, store: Store, rank: int, size: int, patience: float
     ) -> dist.ProcessGroup:
         """A process group that PyTorch keeps no list of: gone when we let go of it.
 
         (`dist.new_group` names groups by how many there are, which ranks may count differently.)
         """
-        limit = timedelta(seconds=self._timeout)
-        kind = parent._get_backend(self.device).name()
-        if kind not in ("gloo", "nccl"):
-            raise ValueError(
-                f"the process group uses {kind!r} for tensors on {self.device.type}; thinwire runs "
-                "over gloo and nccl: init_process_group('cpu:gloo,cuda:nccl')"
-            )
+        limit, first = timedelta(seconds=self._timeout), timedelta(seconds=max(1.0, patience))
 
         def build() -> Any:
             if kind == "gloo":
-                return dist.ProcessGroupGloo(store, rank, size, limit)
+                backend = dist.ProcessGroupGloo(store, rank, size, first)
+                backend._set_default_timeout(limit)
+                return backend
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
             return dist.ProcessGroupNCCL(store, rank, size, options)
 
+        begun = time.monotonic()
         try:
-            backend = rendezvous.within(self._timeout, build)
+            # Longer than gloo itself may take: a thread that still builds it would end the process.
+            backend = rendezvous.within(first.total_seconds() + 2.0, build)
         except (TimeoutError, RuntimeError) as error:
-            self.lines.leave("could not connect", patience=0.0)
-            raise RankFailed(f"rank {rank} could not connect its {kind} group: {error}") from None
+            absent = self.lines.failure or self.lines.absent(time.monotonic() - begun)
+            said = absent or f"rank {rank} could not connect its {kind} group: {error}"
+            raise RankFailed(said) from None
         types = dist.ProcessGroup.BackendType
         group = dist.ProcessGroup(store, rank, size)
         group._register_backend(self.device, types.GLOO if kind == "gloo" else types.NCCL, backend)
         return group
+
+
+def _kind(parent: dist.ProcessGroup, device: torch.device) -> str:
+    kind: str = parent._get_backend(device).name()
+    if kind not in ("gloo", "nccl"):
+        raise ValueError(
+            f"the process group uses {kind!r} for tensors on {device.type}; thinwire runs over "
+            "gloo and nccl: init_process_group('cpu:gloo,cuda:nccl')"
+        )
+    return kind
 
 
 def _both_sides(subject: str, texts: list[str]) -> str:

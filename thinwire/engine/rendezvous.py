@@ -126,20 +126,22 @@ def _connected(board: _Board, lower: int, deadline: float) -> tuple[socket.socke
         if board.error is not None:
             raise ConnectionError(f"the rendezvous store does not serve: {board.error}")
         record = board.records.get(lower)
-        for host in record[2] if record is not None else ():
-            connection = _greeted(board, lower, host, deadline)
-            if connection is not None:
-                assert record is not None
-                return connection, record[0]
+        if record is not None:
+            mark, port, hosts = record  # this one for all its hosts: a newer one has another mark
+            for host in hosts:
+                connection = _greeted(board, lower, mark, (host, port), deadline)
+                if connection is not None:
+                    return connection, mark
         time.sleep(0.01)
     raise TimeoutError
 
 
-def _greeted(board: _Board, lower: int, host: str, deadline: float) -> socket.socket | None:
-    """The connection, if whoever listens there is the rank whose record this is."""
-    mark, port, _ = board.records[lower]
+def _greeted(
+    board: _Board, lower: int, mark: bytes, where: tuple[str, int], deadline: float
+) -> socket.socket | None:
+    """The connection, if whoever listens there is the rank whose record has this mark."""
     try:
-        connection = socket.create_connection((host, port), timeout=KNOCK)
+        connection = socket.create_connection(where, timeout=KNOCK)
     except OSError:
         return None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -80,6 +80,7 @@ class Steps:
         self.buckets: Groups = []  # and in all after it
         self._expected: Expected | None = None
         self._now = _Step()
+        self._sent = 0  # buckets of a step that is not closed yet, whether undone or not
         self._agreed: set[str] = set()
         self._saved: list[Groups] = []
         self._replays_left = 0
@@ -100,6 +101,7 @@ class Steps:
             self._begin()
         self._peers.at(self.number, len(self._now.layouts), grad.numel())
         mean = self._peers.average_sparse(grad)
+        self._sent += 1
         self._peers.done()
         self.comm.bytes += gathered(_sparse_bytes(grad), self.comm.size)  # gloo gathers and adds
         self.meter.bytes_dense += all_reduced(4 * grad.numel(), self.comm.size)
@@ -116,6 +118,7 @@ class Steps:
     def load(self, state: Mapping[str, Any]) -> None:
         self.root = checkpoint.copied(state)
         self.number = state["step"]
+        self._sent = 0  # all ranks have met
         self._agreed.clear()  # compare steps again
         self.next, self.buckets = ([list(g) for g in state[key]] for key in ("next", "buckets"))
         self._saved = [self.next, self.buckets]
@@ -124,13 +127,13 @@ class Steps:
     def _begin(self) -> None:
         """A step begins; a backward that was cut short has left one half done: on all ranks, else
         some would now add up other buckets, or steps, than the rest."""
-        if self._now.layouts:
-            sent = len(self._now.layouts)
+        if self._sent:
             self._peers.meet(
-                f"its next batch, because backward broke off in step {self.number} after {sent} of "
-                "its buckets were sent"
+                f"its next batch, because backward broke off in step {self.number} after "
+                f"{self._sent} of its buckets were sent"
             )
         self.roll_back()
+        self._sent = 0
 
     def _one(self, arrival: Arrival) -> Reduced:
         self._peers.at(self.number, len(self._now.layouts), arrival.layout.numel)
@@ -155,6 +158,7 @@ class Steps:
         if reduced.undo is not None:
             self._now.undos.append(reduced.undo)
         self._now.layouts.append(arrival.layout)
+        self._sent += 1
         self._peers.done()
         return reduced
 
@@ -169,6 +173,7 @@ class Steps:
 
     def _close(self) -> None:
         self._look_ahead()
+        self._sent = 0
         if self._now.finite:
             merge(self.root, self._now.draft)
             self.number += 1
@@ -201,8 +206,8 @@ class Steps:
             self._saved = self._saved[-1:]
             self.next = self.buckets = self._saved[0]
         elif expected is not None:
-            peers = self._peers
-            self.next, self.buckets = expected.agreed(now, peers.comm, peers.device)
+            with self._peers.apart() as comm:
+                self.next, self.buckets = expected.agreed(now, comm, self._peers.device)
 
     def _as_saved(self, arrival: Arrival) -> list[Layout]:
         """The saved groups in a bucket that is larger, as those are that a resumed run starts with.

@@ -35,7 +35,7 @@ PATIENCE = timedelta(seconds=30)  # to tell others what we were refused before w
 
 
 class Unheard(ValueError):
-    """What this rank was refused, and no other could be told."""
+    """What this rank says itself, and leaves to no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,23 +71,27 @@ def join(patience: timedelta | None = None) -> Place:
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     limit = patience or dist.default_pg_timeout
     store, _, _ = next(rendezvous("env://", rank, world, timeout=limit))
-    _check_addresses(store, rank, world)
+    _check_addresses(store, rank, world, local)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
     return Place(rank=rank, world=world, device=device)
 
 
-def _check_addresses(store: Any, rank: int, world: int) -> None:
+def _check_addresses(store: Any, rank: int, world: int, local: int) -> None:
     """Refuse, on all ranks in the same words, what gloo would fail at on one and hang at on the
-    others: machines that take their own name for loopback."""
-    machine = _machine()
-    mine = [machine, _own_address(), named_interfaces()]
+    others: machines that take their own name for loopback, and interfaces that are not there."""
+    mine = [_machine(), _own_address(), named_interfaces()]
     store.set(f"address/{rank}", json.dumps(mine))
     everyone = [json.loads(store.get(f"address/{other}")) for other in range(world)]
-    if len({machine for machine, _, _ in everyone}) == 1:
-        return
+    one_machine = len({machine for machine, _, _ in everyone}) == 1
+    said = Unheard if local == 0 else ValueError  # once on every machine
     for other, (_, address, there) in enumerate(everyone):
-        if ipaddress.ip_address(address).is_loopback:
-            raise ValueError(
+        if address == "":
+            raise said(
+                f"GLOO_SOCKET_IFNAME of worker {other} names no interface of its machine; set it "
+                f"to one of {there}"
+            )
+        if not one_machine and ipaddress.ip_address(address).is_loopback:
+            raise said(
                 f"worker {other} would tell other machines its loopback address {address}; set "
                 "GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME for GPUs) on every machine to the "
                 f"interface that leads to the others; it has {there}"
@@ -104,10 +108,11 @@ def _machine() -> str:
 
 
 def _own_address() -> str:
-    """The address that gloo will tell the others."""
+    """The address that gloo will tell the others; "" if it will fail for want of the interface."""
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if named:
-        return interfaces().get(named, "0.0.0.0")  # gloo itself says if it is not there
+        there = {name for _, name in socket.if_nameindex()}
+        return interfaces().get(named, "0.0.0.0") if named in there else ""
     for family, kind, protocol, _, address in _resolved(socket.gethostname()):
         with socket.socket(family, kind, protocol) as trial, suppress(OSError):
             trial.bind((address[0], 0))
