@@ -79,7 +79,7 @@ class TorchComm:
             if size is None:
                 told = torch.zeros(1, dtype=torch.int64, device=x.device)
                 self._swap(torch.tensor([x.numel()], device=x.device), to, told, source)
-                size = self._checked([int(told)], x)[0]
+                size = self._checked({source: int(told)}, x)[0]
             out = x.new_empty(size if source is not None else 0)
             self._swap(x, to, out, source)
         return out if source is not None else None
@@ -124,16 +124,17 @@ class TorchComm:
     def _told(self, mine: Sequence[int], like: Tensor) -> list[int]:
         """How many entries every rank has for me; `mine` is how many I have for each."""
         asked, ones = torch.tensor(list(mine), device=like.device), [1] * self.size
-        return self._checked(torch.cat(self._all_to_all(asked, ones, ones)).tolist(), like)
+        told = torch.cat(self._all_to_all(asked, ones, ones)).tolist()
+        return self._checked(dict(enumerate(told)), like)
 
-    def _checked(self, sizes: list[int], like: Tensor) -> list[int]:
-        for size in sizes:
+    def _checked(self, sizes: dict[int | None, int], like: Tensor) -> list[int]:
+        for rank, size in sizes.items():
             if size < 0 or (self.room is not None and size * like.element_size() > self.room):
                 raise WireError(
-                    f"a rank announces {size} entries of {like.element_size()} bytes where "
+                    f"rank {rank} announces {size} entries of {like.element_size()} bytes where "
                     f"{self.room} bytes are the most; do all ranks run the same code?"
                 )
-        return sizes
+        return list(sizes.values())
 
     def _swap(self, x: Tensor, to: int | None, out: Tensor, source: int | None) -> None:
         """Send and receive as one operation: NCCL runs the operations of a communicator one after
