@@ -118,7 +118,7 @@ def changed(state: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
      ("buckets", [["stranger"]], "buckets must be lists"),
      ("buckets", ["w"], "buckets must be lists"),
      ("slots/w/frame", 5, "what the state has for 'w' is damaged"),
-     ("slots/w/memory/residual", torch.full((40, 30), 1e38), r"beyond 1e\+30"),
+     ("slots/w/memory/residual", torch.full((40, 30), 1e38), "too large for a sum over ranks"),
      ("slots/w/frame/basis", torch.full((7, 2), float("inf")), "basis of 'w' is not finite"),
      ("layouts/f00/select/threshold", float("nan"), "threshold of 'a bucket' is not finite"),
      ("layouts/f00", [], "what the state has for 'a bucket' is damaged"),

@@ -21,7 +21,6 @@ from thinwire.layout import Layout, Slot
 log = logging.getLogger(__name__)
 
 VERSION = 2
-LARGEST = 1e30  # of anything kept: sums over ranks, and squares, of what is larger overflow
 _TREES = ("slots", "layouts")
 _KINDS: dict[str, type] = {
     "rank": int,
@@ -80,12 +79,13 @@ def check(state: Mapping[str, Any], rank: int, world: int, slots: Mapping[str, S
             "without it (what was not sent yet is dropped, training goes on)"
         )
     _check_buckets(state, slots)
+    most = torch.finfo(torch.float32).max / (2 * world)  # a sum over ranks has room for it
     for name, parts in state["slots"].items():
         if name not in slots:
             raise ValueError(f"the state has a parameter {name!r} that this model does not have")
-        _check_parts(name, parts, slots[name])
+        _check_parts(name, parts, slots[name], most)
     for parts in state["layouts"].values():
-        _check_parts("a bucket", parts, None)
+        _check_parts("a bucket", parts, None, most)
     if _digest(state) != state["digest"]:
         raise ValueError(
             "the state is damaged: it is not what sync.state_dict() returned, for its digest "
@@ -115,15 +115,15 @@ def _check_buckets(state: Mapping[str, Any], slots: Mapping[str, Slot]) -> None:
             )
 
 
-def _check_parts(name: str, parts: Any, slot: Slot | None) -> None:
+def _check_parts(name: str, parts: Any, slot: Slot | None, most: float) -> None:
     if not isinstance(parts, Mapping) or not all(isinstance(v, Mapping) for v in parts.values()):
         raise ValueError(f"what the state has for {name!r} is damaged; load another checkpoint")
     for part, values in parts.items():
         for key, value in values.items():
-            if isinstance(value, Tensor | float) and not _within(torch.as_tensor(value)):
+            if isinstance(value, Tensor | float) and not _within(torch.as_tensor(value), most):
                 raise ValueError(
-                    f"{key} of {name!r} is not finite, or beyond {LARGEST:.0e}; load another "
-                    "checkpoint"
+                    f"{key} of {name!r} is not finite, or too large for a sum over ranks (above "
+                    f"{most:.1e}); load another checkpoint"
                 )
             if slot is None or not _is_memory(part) or not isinstance(value, Tensor):
                 continue
@@ -134,11 +134,11 @@ def _check_parts(name: str, parts: Any, slot: Slot | None) -> None:
                 )
 
 
-def _within(value: Tensor) -> bool:
+def _within(value: Tensor, most: float) -> bool:
     """Finite, and small enough for what is done with it."""
     if not value.is_floating_point() or not value.numel():
         return True
-    return kernels.finite(value.reshape(-1).float()) and float(value.abs().max()) <= LARGEST
+    return kernels.finite(value.reshape(-1).float()) and float(value.abs().max()) <= most
 
 
 def _is_memory(path: Any) -> bool:
