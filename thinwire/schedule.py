@@ -122,10 +122,17 @@ class ByParameter:
         """Those that are meant for some parameters; '' is for whatever else there is."""
         return tuple(which for which, _ in self.rules if isinstance(which, str) and which)
 
-    def at(self, slot: Slot, step: int) -> float:
-        for which, density in self.rules:
+    def rule_of(self, slot: Slot) -> int | None:
+        """Which rule is this parameter's: the first that holds."""
+        for number, (which, _) in enumerate(self.rules):
             if which(slot) if callable(which) else re.search(which, slot.name):
-                return at(density, step)
+                return number
+        return None
+
+    def at(self, slot: Slot, step: int) -> float:
+        number = self.rule_of(slot)
+        if number is not None:
+            return at(self.rules[number][1], step)
         known = ", ".join(describe(which) for which, _ in self.rules)
         raise ValueError(
             f"no density for parameter {slot.name!r} (there are {known}); end with '': 0.01"

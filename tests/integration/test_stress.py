@@ -99,7 +99,9 @@ def random_state(rank: int, world: int) -> bool:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     for name in recipes.names():
-        thinwire.attach(model, getattr(recipes, name)()).detach()
+        thinwire.attach(
+            model, getattr(recipes, name)(), optimizer=torch.optim.SGD(net.parameters(), lr=0.1)
+        ).detach()
     sync = thinwire.attach(model, recipes.randomk())
     model(batch(rank, 0)).pow(2).mean().backward()
     assert sync.metrics()["steps"] == 1

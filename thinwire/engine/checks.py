@@ -6,14 +6,17 @@ And what they read from the optimizer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from thinwire.combinators import Scheduled, memories
-from thinwire.describe import parts
+from thinwire.describe import describe, parts
 from thinwire.engine.wrappers import PLAIN
+from thinwire.layout import Layout
+from thinwire.schedule import ByParameter
 
 
 def check_recipe(recipe: object) -> None:
@@ -24,10 +27,10 @@ def check_recipe(recipe: object) -> None:
         )
 
 
-def check_patterns(recipe: object, names: Iterable[str]) -> None:
-    """Every pattern of a recipe is meant for some parameter: one that is found in none is a slip,
-    and would pass unnoticed."""
-    known = list(names)
+def check_patterns(recipe: Any, parameters: Mapping[str, Tensor]) -> None:
+    """Every pattern of a recipe is meant for some parameter: one that is found in none, or in none
+    that is left for it, is a slip, and would pass unnoticed."""
+    known = list(parameters)
     for pattern in _patterns(recipe):
         if not any(re.search(pattern, name) for name in known):
             more = f" and {len(known) - 5} more" if len(known) > 5 else ""
@@ -35,6 +38,18 @@ def check_patterns(recipe: object, names: Iterable[str]) -> None:
                 f"the recipe's pattern {pattern!r} is found in no parameter's name; there are "
                 f"{', '.join(known[:5])}{more}"
             )
+    rules = list(_by_parameter(recipe))
+    slots = Layout.of(parameters).slots
+    for densities in rules:
+        reached = {densities.rule_of(slot) for slot in slots}
+        for number, (which, _) in enumerate(densities.rules):
+            if which != "" and number not in reached:
+                raise ValueError(
+                    f"the recipe's {describe(which)} is reached by no parameter: those for which "
+                    "it holds belong to a rule before it; put it first"
+                )
+    if rules and callable(getattr(recipe, "traffic", None)):
+        recipe.traffic(Layout.of(parameters), 2)  # finds a density for everything it sends
 
 
 def _patterns(recipe: object) -> Iterator[str]:
@@ -42,6 +57,14 @@ def _patterns(recipe: object) -> Iterator[str]:
         if isinstance(part, Scheduled):
             yield from _patterns(part.at(0))
         yield from getattr(part, "patterns", ())
+
+
+def _by_parameter(recipe: object) -> Iterator[ByParameter]:
+    for part in parts(recipe):
+        if isinstance(part, Scheduled):
+            yield from _by_parameter(part.at(0))
+        if isinstance(part, ByParameter):
+            yield part
 
 
 def check_timeout(timeout: float) -> None:

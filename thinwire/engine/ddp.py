@@ -29,6 +29,7 @@ from thinwire.engine.checks import (
     check_timeout,
     learning_rates,
 )
+from thinwire.engine.optimizer import check_undistributed
 from thinwire.engine.peers import Peers
 from thinwire.engine.rebuilt import Rebuilding
 from thinwire.engine.steps import Arrival
@@ -209,7 +210,8 @@ def _checked(
         )
     parameters = averaged_by(model)
     check_parameters(parameters)
-    check_patterns(recipe, [name for name, _ in model.module.named_parameters()])
+    check_undistributed(parameters.values())
+    check_patterns(recipe, dict(model.module.named_parameters()))
     if optimizer is not None:
         check_optimizer(optimizer, parameters)
     check_memories(recipe, optimizer, parameters)

@@ -31,6 +31,8 @@ from thinwire.protocols import Reduced
 
 log = logging.getLogger(__name__)
 
+LOOKS = (1, 2, 16)  # steps in which to look for another wrapper: it takes long in a large process
+
 
 def broadcast(peers: Peers, parameters: Mapping[str, Tensor], root: int) -> None:
     """Everyone takes the root's parameters."""
@@ -70,6 +72,7 @@ class Hooks:
         self._sparse: list[str] = []
         self._next = 0
         self._accumulating = self._joining = False
+        self._begun = 0  # backward passes that were to be sent
         self._means: list[tuple[Layout, Reduced]] = []
         self._ending: weakref.ref[Callable[[], None]] | None = None  # of the backward under way
         self._synchronized = False
@@ -149,6 +152,9 @@ class Hooks:
                 "activation checkpointing with use_reentrant=True runs a backward of its own for "
                 "every segment; use use_reentrant=False"
             )
+        self._begun += 1
+        if self._begun in LOOKS:
+            check_unwrapped(self._parameters)  # by a DDP that was built after us
         self._sync.wait()  # what a backward that broke off has left
         if self._plan and self._next == len(self._plan) and self._means:  # all sent, not applied
             self._peers.meet("its next batch, because backward broke off after its last bucket")
@@ -201,7 +207,6 @@ class Hooks:
 
     def _look_around(self) -> None:
         """Once: agree on which gradients are sparse anywhere, and pack the others."""
-        check_unwrapped(self._parameters)  # a DDP that was built after us
         sparse = torch.tensor([_is_sparse(p) for p in self._parameters.values()], dtype=torch.int32)
         with self._peers.apart() as comm:
             found = comm.all_reduce(sparse.to(self._peers.device)).tolist()

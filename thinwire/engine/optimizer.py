@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -69,6 +70,18 @@ def distribute(
 
 
 _distributed: weakref.WeakKeyDictionary[Optimizer, Sync] = weakref.WeakKeyDictionary()
+
+
+def check_undistributed(parameters: Iterable[Tensor]) -> None:
+    """`attach` is in place of `distribute`: these must not be averaged by both."""
+    mine = {id(p) for p in parameters}
+    for optimizer, sync in _distributed.items():
+        groups = optimizer.param_groups if sync.attached else []
+        if any(id(p) in mine for group in groups for p in group["params"]):
+            raise ValueError(
+                "thinwire.distribute averages these parameters already; call detach() on its sync "
+                "first"
+            )
 
 
 def _by_name(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
