@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.cli.app import app, console, reported
+from thinwire.jobs.versions import versions
 from thinwire.lab import planning
 from thinwire.lab import verify as check
 from thinwire.plan import network, planner
@@ -35,7 +36,9 @@ def plan(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=65_536, help="How many.")] = 4,
     net: Annotated[str | None, typer.Option(help="Links of a rate, as 10gbit.")] = None,
-    latency: Annotated[str, typer.Option(help="A message, with --net.")] = "50us",
+    latency: Annotated[
+        str | None, typer.Option(help="Of a message, with --net; 50us by default.")
+    ] = None,
     probe: Annotated[Path | None, typer.Option(help="A probe that --out has saved.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Examples a worker.")] = 16,
     recipe: Annotated[list[str] | None, typer.Option(help="A recipe call; repeatable.")] = None,
@@ -52,6 +55,8 @@ def plan(
     Without --net and --probe the links of local workers, or of the group that torchrun has started,
     are measured; with them every worker is taken to have a machine like this one.
     """
+    with reported():
+        _check_alone(verify, papers, model, net, probe, recipe)
     if papers:
         _papers()
         return
@@ -80,11 +85,25 @@ def plan(
             _save(out, f"{model}, batch {batch}, {workers} workers", setup, costs, options)
 
 
-def _links(net: str | None, latency: str, probe: Path | None, workers: int) -> Network | None:
+def _check_alone(verify: bool, papers: bool, *given: object) -> None:
+    """These two answer for models and networks of their own."""
+    if (verify or papers) and any(given):
+        flag = "--verify" if verify else "--papers"
+        raise ValueError(
+            f"{flag} has models, networks and recipes of its own; give it without model, --net, "
+            "--probe and --recipe"
+        )
+
+
+def _links(
+    net: str | None, latency: str | None, probe: Path | None, workers: int
+) -> Network | None:
+    if latency is not None and net is None:
+        raise ValueError(f"--latency says what links of --net are like, got {latency} alone")
     if net is not None and probe is not None:
         raise ValueError("give --net or --probe, not both: each says what the links are like")
     if net is not None:
-        return network.given(net, latency, workers)
+        return network.given(net, latency or "50us", workers)
     return network.loaded(probe).at(workers) if probe is not None else None
 
 
@@ -160,6 +179,7 @@ def _figures(options: list[Option], setup: Setup) -> dict[str, Any]:
     dense = next(option for option in options if option.recipe == DENSE)
     return {
         "format": "thinwire plan 1",
+        "versions": versions(),
         "verdict": planner.verdict(options),
         "recipe": planner.chosen(options).recipe,
         "workers": setup.network.world,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from thinwire import kernels, recipes
 from thinwire.comm.torch import TorchComm
+from thinwire.engine.checks import check_patterns
 from thinwire.lab import models, workers
 from thinwire.plan import network, planner, profile
 from thinwire.plan.network import Network
@@ -74,6 +75,11 @@ def _look(rank: int, world: int, report: Callable[[Any], None], question: Questi
     links = network.probe(comm) if question.probe else None
     report("links") if rank == 0 else None
     net, inputs = models.make(question.model, question.batch)
+    for call in question.recipes:
+        try:
+            check_patterns(recipes.parse(call), dict(net.named_parameters()))
+        except ValueError as error:
+            raise workers.Refused(f"{call}: {error}") from None
     found = profile.model(net, inputs, models.loss_of, comm)
     del net
     report("model") if rank == 0 else None
