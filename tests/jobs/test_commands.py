@@ -183,7 +183,7 @@ def test_training_leaves_a_whole_record(tmp_path):
     assert again.exit_code == 2 and "holds a run already" in again.stderr
     longer = call("train", "mlp", "--resume", str(out), "--steps", "40")
     assert longer.exit_code == 0 and "workers = 2" in longer.output, longer.output
-    assert saved.steps(out)[-2:] == [30, 40]
+    assert saved.steps(out)[-1] == 40 and len(saved.steps(out)) == 2
     shorter = call("train", "mlp", "--resume", str(out), "--steps", "20")
     assert shorter.exit_code == 2 and "has taken 40 steps, more than the 20" in shorter.stderr
     assert json.loads((out / logs.RESULT).read_text())["steps"] == 40

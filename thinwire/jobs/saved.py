@@ -83,8 +83,10 @@ def load(
     out: Path, rank: int, world: int, step: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The checkpoint of this step, or the last: what is shared, and this rank's own."""
-    _complete(out, world)
-    folder = _at(out, steps(out)[-1] if step is None else step)
+    if step is None:
+        _complete(out, world)
+        step = steps(out)[-1]
+    folder = _at(out, step)
     return _read(folder / "shared.pt"), _read(folder / f"rank-{rank}.pt")
 
 
@@ -104,15 +106,15 @@ def _nothing() -> None:
 
 
 def _complete(out: Path, world: int) -> None:
-    """Whether there is a checkpoint of so many workers."""
-    saved = steps(out)
-    if not saved:
+    """Whether there is a checkpoint of so many workers; in a damaged one files may be missing."""
+    counts = {step: len(list(_at(out, step).glob("rank-*.pt"))) for step in steps(out)}
+    if not counts:
         raise Refused(f"{out} has no checkpoint to resume from; start without --resume")
-    folder = _at(out, saved[-1])
-    there = len(list(folder.glob("rank-*.pt")))
-    if there != world:
+    if world not in counts.values():
+        last, there = max(counts.items())
         raise Refused(
-            f"{folder} was saved by {there} workers, now there are {world}; resume with as many"
+            f"{_at(out, last)} was saved by {there} workers, now there are {world}; resume with as "
+            "many"
         )
 
 
