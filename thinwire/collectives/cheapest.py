@@ -98,7 +98,7 @@ class Cheapest:
         dense = [size for size, asked in counts if self._dense_pays(size, asked, world, wire)]
         rest = [(size, asked) for size, asked in counts
                 if size and not self._dense_pays(size, asked, world, wire)]  # fmt: skip
-        sent = reduce_traffic(sum(dense), world, wire)
+        sent = reduce_traffic(sum(dense), world, wire, sizes=dense)
         if dense and self.by == "fill":
             sent += Traffic(rounds=1, bytes=all_reduced(COUNT * len(dense), world))
         if rest or not dense:
@@ -134,7 +134,7 @@ def _summed_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, 
     where = torch.cat([
         torch.arange(slot.offset, slot.offset + slot.numel, device=full.device) for slot in slots
     ])  # fmt: skip
-    mean, share = link.all_reduce(full[where])
+    mean, share = link.all_reduce(full[where], [slot.numel for slot in slots])
     total = Sparse(where, mean * link.comm.size, mine.numel)
     return _off_zero(total), _off_zero(Sparse(where, share, mine.numel))
 

@@ -16,6 +16,7 @@ from thinwire.recipes.options import (
     Densities,
     Merge,
     by_node,
+    check_zero,
     densities,
     merge,
     remembered,
@@ -99,6 +100,7 @@ def adtopk(
     collective = "cheapest" if hybrid else collective
     varies = collective is None or bool(estimate)
     merged, coded = merge(collective, ragged=varies), as_wire(wire)
+    check_zero(merged, coded)
 
     def select(pick: Selector, view: View) -> Select:
         kept = densities(density)

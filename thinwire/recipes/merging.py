@@ -16,6 +16,7 @@ from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
 _TREE = GTopK(tree=True)
+_PUBLISHED = OkTopk()
 
 
 @schedulable
@@ -76,12 +77,16 @@ def oktopk(
     are coded; with `faithful` the published method. Source: Li & Hoefler, PPoPP 2022,
     arXiv 2201.07598; the default is our own after it (docs/communication.md).
     """
+    if faithful and merge(collective, ragged=True, own=_PUBLISHED) != _PUBLISHED:
+        raise ValueError(
+            f"faithful is the published exchange, got collective={collective!r} too; give one"
+        )
     published = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
     pick = published if faithful else _topk
     coded = as_wire(wire, "int32" if faithful else "auto")
     return sparse(
         pick, whole, density=density, collective=collective,
-        own=OkTopk() if faithful else Slots(), memory=memory, wire=coded, warmup=warmup,
+        own=_PUBLISHED if faithful else Slots(), memory=memory, wire=coded, warmup=warmup,
     )  # fmt: skip
 
 

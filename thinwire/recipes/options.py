@@ -132,6 +132,16 @@ def merge(collective: Merge, *, ragged: bool, own: Collective | None = None) -> 
     return collective or own or AllGather(ragged=ragged)
 
 
+def check_zero(collective: Collective, wire: Wire) -> None:
+    """Where some parameters may go dense, the zeros between what was chosen must stay zeros."""
+    if isinstance(collective, Cheapest) and not wire.values.keeps_zero:
+        raise ValueError(
+            f"{wire.values!r} has no zero, so no parameter could go dense and the cheapest "
+            "collective would always gather; use another wire, such as wire='int8', or "
+            "collective='gather'"
+        )
+
+
 def by_node(collective: Merge, inner: Reducer) -> Reducer:
     """Around what selects, if the caller wants two levels."""
     given = _named(collective, ragged=True) if isinstance(collective, str) else collective
@@ -163,13 +173,9 @@ def sparse(
     own: Collective | None = None,
 ) -> Reducer:
     """The frame of every sparse recipe: one Select, with a memory around it."""
-    select = Select(
-        pick=pick,
-        over=over,
-        density=densities(density),
-        collective=merge(collective, ragged=ragged, own=own),
-        wire=as_wire(wire),
-    )
+    merged, coded = merge(collective, ragged=ragged, own=own), as_wire(wire)
+    check_zero(merged, coded)
+    select = Select(pick=pick, over=over, density=densities(density), collective=merged, wire=coded)
     return remembered(memory, warmup, by_node(collective, select))
 
 

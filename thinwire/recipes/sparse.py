@@ -59,24 +59,27 @@ def topk(
 def threshold(
     density: Densities = 0.01,
     *,
-    value: float = 0.01,
+    value: float | None = None,
     capacity: float = 1.0,
     collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
 ) -> Reducer:
-    """Entries of at least this magnitude; of more than `capacity` times the density, the largest.
+    """Entries of at least this magnitude (0.01 if none is given); of more than `capacity` times the
+    density, the largest.
 
     A parameter so small that the density, rounded, is all of it goes whole.
     Source: Strom, Interspeech 2015.
     """
-    if all(number == 1.0 for number in _numbers(density)):
+    if value is not None and all(number == 1.0 for number in _numbers(density)):
         raise ValueError(
             f"a density of 1.0 sends everything, whatever its value, got density={density!r} "
             f"with value={value!r}; give the most that may be sent, e.g. density=0.5"
         )
-    pick = Threshold(estimate=Constant(value), correct=None, capacity=capacity)
+    pick = Threshold(
+        estimate=Constant(0.01 if value is None else value), correct=None, capacity=capacity
+    )
     return sparse(
         pick, by_layer, density=density, collective=collective, memory=memory, wire=wire,
         warmup=warmup,

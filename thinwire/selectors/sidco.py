@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from thinwire.schedule import checked_flag
 from thinwire.selectors.threshold import Memo
 
 FIRST = 0.25  # what the first of several stages lets through
@@ -68,6 +69,7 @@ class Sidco:
     adapt: bool = True
 
     def __post_init__(self) -> None:
+        checked_flag("adapt", self.adapt)
         if self.fit not in FITS:
             raise ValueError(f"fit must be one of {', '.join(FITS)}, got {self.fit!r}")
         if isinstance(self.stages, bool) or not isinstance(self.stages, int) or self.stages < 1:

@@ -21,6 +21,7 @@ from thinwire import kernels
 from thinwire.draws import shared_seed
 from thinwire.kernels.scales import BROKEN
 from thinwire.protocols import WireError
+from thinwire.schedule import checked_flag
 from thinwire.wire.packing import Ends, blocks_of, edges_of, packed_bytes, unpacked
 from thinwire.wire.values import ValueCodec, as_numbers
 
@@ -152,6 +153,7 @@ class Levels:
         _checked_block(self.block)
         if self.bits not in (2, 4, 8):
             raise ValueError(f"bits must be 2, 4 or 8, got {self.bits!r}")
+        checked_flag("fitted", self.fitted)
         if self.norm not in ("l2", "max"):
             raise ValueError(f"norm must be 'l2' or 'max', got {self.norm!r}")
         if self.clip is not None and not (isinstance(self.clip, int | float) and self.clip > 0):
