@@ -221,8 +221,8 @@ def test_a_mean_that_overflows_its_scale_counts_as_not_sent():
     (reduced,) = local.run(1, worker)
     assert not reduced.finite
     assert not reduced.mean.isfinite().all()
-    assert state["slots"]["w"]["memory"]["residual"].isfinite().all()
-    assert state["slots"]["w"]["memory"]["residual"].ne(0).all()
+    # under this scale it would overflow every later sum too
+    assert state["slots"]["w"]["memory"]["residual"].eq(0).all()
 
 
 def test_a_ragged_selector_that_chose_nothing_still_tells_of_a_nan():
