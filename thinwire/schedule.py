@@ -122,12 +122,13 @@ class ByParameter:
         """Those that are meant for some parameters; '' is for whatever else there is."""
         return tuple(which for which, _ in self.rules if isinstance(which, str) and which)
 
+    def holds(self, number: int, slot: Slot) -> bool:
+        which, _ = self.rules[number]
+        return which(slot) if callable(which) else re.search(which, slot.name) is not None
+
     def rule_of(self, slot: Slot) -> int | None:
         """Which rule is this parameter's: the first that holds."""
-        for number, (which, _) in enumerate(self.rules):
-            if which(slot) if callable(which) else re.search(which, slot.name):
-                return number
-        return None
+        return next((n for n in range(len(self.rules)) if self.holds(n, slot)), None)
 
     def at(self, slot: Slot, step: int) -> float:
         number = self.rule_of(slot)

@@ -17,7 +17,11 @@ from thinwire.layout import vectors
 from thinwire.schedule import Piecewise
 
 pytestmark = pytest.mark.usefixtures("alone")
-NAMES = [f"layers.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
+NAMES = {
+    f"layers.{i}.{kind}": torch.empty(4, 4) if kind == "weight" else torch.empty(4)
+    for i in range(3)
+    for kind in ("weight", "bias")
+}
 MOVING = Piecewise((3,), (0.25, 0.75))
 
 
@@ -44,13 +48,13 @@ def test_a_pattern_that_is_found_in_no_name_is_refused(recipe: Any) -> None:
         check_patterns(recipe, NAMES)
     assert "there are layers.0.weight, layers.0.bias, " in str(said.value)
     assert "layers.2.weight and 1 more" in str(said.value)
-    check_patterns(recipe, [*NAMES, "embed.weight"])
+    check_patterns(recipe, {**NAMES, "embed.weight": torch.empty(8, 4)})
 
 
 def test_rules_and_the_pattern_of_whatever_else_may_hold_for_none() -> None:
     density = {vectors: 1.0, "layers": 0.1, "": 0.01}
     for recipe in (recipes.topk(density), recipes.dgc(), recipes.adtopk(), recipes.auto()):
-        check_patterns(recipe, ["layers.weight"])
+        check_patterns(recipe, {"layers.weight": torch.empty(4, 4)})
 
 
 def test_attach_and_distribute_look_for_patterns_in_all_names() -> None:

@@ -252,7 +252,7 @@ def test_what_cannot_work_is_refused_with_the_reason_and_the_remedy(pool: Pool) 
         "hollow": ("what the state has for '0.weight' is damaged",),
         "truncated": ("buckets must be a list, got None",),
         "poison": ("residual of '0.weight' is not finite",),
-        "huge": ("residual of '0.weight' is not finite, or beyond 1e+30",),
+        "huge": ("residual of '0.weight' is not finite, or too large for a sum over ranks",),
         "empty": ("is not what sync.state_dict() returned, for its digest differs",),
         "another shape": ("is not what sync.state_dict() returned, for its digest differs",),
         "bad buckets": ("buckets must be lists of this model's parameters, each once, got [[5]]",),

@@ -6,6 +6,7 @@ And what they read from the optimizer.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,22 @@ def check_recipe(recipe: object) -> None:
         )
 
 
+def is_sparse(grad: Tensor | None) -> bool:
+    return grad is not None and grad.is_sparse
+
+
+def check_not_in_checkpoint() -> None:
+    """A re-entrant checkpoint runs a backward of its own, which looks like the end of ours."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is not None:
+        raise RuntimeError(
+            "activation checkpointing with use_reentrant=True runs a backward of its own for "
+            "every segment; use use_reentrant=False"
+        )
+
+
 def check_patterns(recipe: Any, parameters: Mapping[str, Tensor]) -> None:
     """Every pattern of a recipe is meant for some parameter: one that is found in none, or in none
     that is left for it, is a slip, and would pass unnoticed."""
@@ -43,7 +60,8 @@ def check_patterns(recipe: Any, parameters: Mapping[str, Tensor]) -> None:
     for densities in rules:
         reached = {densities.rule_of(slot) for slot in slots}
         for number, (which, _) in enumerate(densities.rules):
-            if which != "" and number not in reached:
+            shadowed = any(densities.holds(number, slot) for slot in slots)
+            if which != "" and number not in reached and shadowed:
                 raise ValueError(
                     f"the recipe's {describe(which)} is reached by no parameter: those for which "
                     "it holds belong to a rule before it; put it first"

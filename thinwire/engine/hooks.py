@@ -8,7 +8,6 @@ backward is still running. Backward's end waits for the means and writes them in
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire.engine import fusion
+from thinwire.engine.checks import check_not_in_checkpoint, is_sparse
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival
 from thinwire.engine.sync import Sync
@@ -147,11 +147,7 @@ class Hooks:
         return self._ending is not None and self._ending() is not None
 
     def _begin(self) -> None:
-        if _inside_checkpoint():
-            raise RuntimeError(
-                "activation checkpointing with use_reentrant=True runs a backward of its own for "
-                "every segment; use use_reentrant=False"
-            )
+        check_not_in_checkpoint()
         self._begun += 1
         if self._begun in LOOKS:
             check_unwrapped(self._parameters)  # by a DDP that was built after us
@@ -207,7 +203,9 @@ class Hooks:
 
     def _look_around(self) -> None:
         """Once: agree on which gradients are sparse anywhere, and pack the others."""
-        sparse = torch.tensor([_is_sparse(p) for p in self._parameters.values()], dtype=torch.int32)
+        sparse = torch.tensor(
+            [is_sparse(p.grad) for p in self._parameters.values()], dtype=torch.int32
+        )
         with self._peers.apart() as comm:
             found = comm.all_reduce(sparse.to(self._peers.device)).tolist()
         self._sparse = [name for name, n in zip(self._parameters, found, strict=True) if n]
@@ -295,15 +293,3 @@ class Hooks:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._synchronized = False
-
-
-def _is_sparse(parameter: Parameter) -> bool:
-    return parameter.grad is not None and parameter.grad.is_sparse
-
-
-def _inside_checkpoint() -> bool:
-    """Whether a re-entrant checkpoint's own backward is what runs now."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None

@@ -116,14 +116,19 @@ def adtopk(
     if steps is None and fraction != 0.75:
         raise ValueError(f"fraction is of the training, got {fraction!r} alone; give steps too")
     inner = by_node(collective, _routed(inner, over, densities(density), dense, partial))
-    unfed = rule("no_feedback", no_feedback)
-    if no_feedback and memory == "none":
+    fed = remembered(memory, warmup, inner)
+    if not no_feedback:
+        return fed
+    return Route(_unfed(no_feedback, memory), remembered("none", warmup, inner), fed)
+
+
+def _unfed(no_feedback: Rule | Sequence[str], memory: str | Memory) -> Rule:
+    if memory == "none":
         raise ValueError(
             f"no_feedback says which parameters keep no residual, got {no_feedback!r} where none "
             "does (memory='none'); give one of them"
         )
-    fed, bare = remembered(memory, warmup, inner), remembered("none", warmup, inner)
-    return Route(unfed, bare, fed) if no_feedback else fed
+    return rule("no_feedback", no_feedback)
 
 
 def _routed(

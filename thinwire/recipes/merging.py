@@ -77,9 +77,10 @@ def oktopk(
     are coded; with `faithful` the published method. Source: Li & Hoefler, PPoPP 2022,
     arXiv 2201.07598; the default is our own after it (docs/communication.md).
     """
-    if faithful and merge(collective, ragged=True, own=_PUBLISHED) != _PUBLISHED:
+    if faithful and not isinstance(merge(collective, ragged=True, own=_PUBLISHED), OkTopk):
         raise ValueError(
-            f"faithful is the published exchange, got collective={collective!r} too; give one"
+            f"faithful is the published exchange, got collective={collective!r} too; give one, or "
+            "an OkTopk with options"
         )
     published = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
     pick = published if faithful else _topk

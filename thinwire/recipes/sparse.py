@@ -66,11 +66,10 @@ def threshold(
     wire: str | Wire = "fp32",
     warmup: int = 0,
 ) -> Reducer:
-    """Entries of at least this magnitude (0.01 if none is given); of more than `capacity` times the
-    density, the largest.
+    """Entries of at least a magnitude `value` (0.01); of too many, the largest.
 
-    A parameter so small that the density, rounded, is all of it goes whole.
-    Source: Strom, Interspeech 2015.
+    Too many are more than `capacity` times the density. A parameter so small that the density,
+    rounded, is all of it goes whole. Source: Strom, Interspeech 2015.
     """
     if value is not None and all(number == 1.0 for number in _numbers(density)):
         raise ValueError(
