@@ -243,6 +243,26 @@ def test_zeros_in_a_parameter_sent_whole_cost_it_no_momentum(collective, masking
 
 
 @pytest.mark.parametrize("masking", ["timely", "always"])
+@pytest.mark.parametrize("collective", [AllGather(ragged=True), "topkdsa", "cheapest"])
+def test_what_rounding_made_zero_was_sent_all_the_same(collective, masking):
+    """Beside 1.0 in a block of eight bits 1e-4 is rounded to zero, in every step."""
+    recipe = recipes.topk(
+        density={"bias": 1.0, "": 0.1}, collective=collective, wire="int8",
+        memory=MomentumCorrected(momentum=0.9, masking=masking),
+    )  # fmt: skip
+
+    def worker(comm):
+        state: dict = {}
+        for step in range(15):
+            grads = {"w": gradient(step), "bias": torch.tensor([1.0, 1e-4, 1e-4, 1e-4])}
+            reduced = recipe.reduce(Bucket.of(grads, state=state, step=step), comm)
+        return reduced.mean[600:]
+
+    for mean in local.run(2, worker):
+        assert float(mean[0]) == pytest.approx(7.94, abs=0.1)
+
+
+@pytest.mark.parametrize("masking", ["timely", "always"])
 def test_zeros_that_were_chosen_count_in_the_share(masking):
     """Half of a parameter is asked for, a tenth is not zero: the share that was sent is a half."""
     recipe = recipes.topk(

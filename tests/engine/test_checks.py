@@ -57,6 +57,15 @@ def test_rules_and_the_pattern_of_whatever_else_may_hold_for_none() -> None:
         check_patterns(recipe, {"layers.weight": torch.empty(4, 4)})
 
 
+def test_a_rule_behind_one_that_takes_all_its_parameters_is_refused() -> None:
+    for density, late in (
+        ({"layers": 0.01, "bias": 1.0, "": 0.1}, "bias"),
+        ({"layers": 0.1, vectors: 1.0, "": 0.01}, "vectors"),
+    ):
+        with pytest.raises(ValueError, match=rf"recipe's .*{late}.* is reached by no parameter"):
+            check_patterns(recipes.topk(density), NAMES)
+
+
 def test_attach_and_distribute_look_for_patterns_in_all_names() -> None:
     """Of what is frozen, or another optimizer's, too: one recipe may serve several."""
     for known, pattern in ((True, r"^0.weight"), (True, r"^1"), (False, r"module"), (False, "2")):

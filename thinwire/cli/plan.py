@@ -31,6 +31,7 @@ LOCAL = 8  # workers started here at most; a larger world is worked out from the
 
 @app.command()
 def plan(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="mlp, vgg16, small, conv, a job, or module:function.")
     ] = None,
@@ -56,7 +57,7 @@ def plan(
     are measured; with them every worker is taken to have a machine like this one.
     """
     with reported():
-        _check_alone(verify, papers, model, net, probe, recipe)
+        _check_alone(context)
     if papers:
         _papers()
         return
@@ -85,14 +86,28 @@ def plan(
             _save(out, f"{model}, batch {batch}, {workers} workers", setup, costs, options)
 
 
-def _check_alone(verify: bool, papers: bool, *given: object) -> None:
-    """These two answer for models and networks of their own."""
-    if (verify or papers) and any(given):
-        flag = "--verify" if verify else "--papers"
-        raise ValueError(
-            f"{flag} has models, networks and recipes of its own; give it without model, --net, "
-            "--probe and --recipe"
-        )
+def _check_alone(context: typer.Context) -> None:
+    """These two answer for models and networks of their own, and would ignore most flags."""
+    given = [
+        name
+        for name in sorted(context.params)
+        if str(context.get_parameter_source(name)).endswith("COMMANDLINE")
+    ]
+    for alone, heeded in (("papers", set()), ("verify", {"batch", "out"})):
+        ignored = [name for name in given if name not in {alone, *heeded}]
+        if alone in given and ignored:
+            flags = ", ".join(_flag(name) for name in ignored)
+            takes = " and ".join(_flag(name) for name in sorted(heeded)) or "no other flag"
+            raise ValueError(
+                f"--{alone} has models, networks and recipes of its own and takes {takes}; leave "
+                f"out {flags}"
+            )
+
+
+def _flag(name: str) -> str:
+    if name == "model":
+        return "the model"
+    return "--json" if name == "as_json" else "--" + name.replace("_", "-")
 
 
 def _links(

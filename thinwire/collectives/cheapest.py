@@ -128,15 +128,19 @@ def within(indices: Tensor, slots: list[Slot]) -> Tensor:
 
 
 def _summed_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Sparse]:
-    """The chosen entries of these tensors, all-reduced with the zeros between them."""
+    """The chosen entries of these tensors, all-reduced with the zeros between them. What was chosen
+    stays in the share where rounding made it zero: it was sent, and a memory counts it so."""
     full = torch.zeros(mine.numel, dtype=mine.values.dtype, device=mine.values.device)
     full[mine.indices] = mine.values
+    chosen = torch.zeros(mine.numel, dtype=torch.bool, device=mine.values.device)
+    chosen[mine.indices] = True
     where = torch.cat([
         torch.arange(slot.offset, slot.offset + slot.numel, device=full.device) for slot in slots
     ])  # fmt: skip
     mean, share = link.all_reduce(full[where], [slot.numel for slot in slots])
     total = Sparse(where, mean * link.comm.size, mine.numel)
-    return _off_zero(total), _off_zero(Sparse(where, share, mine.numel))
+    mine_of_it = Sparse(where, share, mine.numel)
+    return _off_zero(total), only(mine_of_it, (share != 0) | chosen[where])
 
 
 def _counted(mine: Sparse, slots: list[Slot], link: Link) -> dict[str, int]:

@@ -43,9 +43,9 @@ from thinwire.wire.message import Span
 class OkTopk:
     """A sum of which about the k largest entries are kept, by the paper in 6k words per rank.
 
-    That bound of 24k bytes holds while thresholds fit. Every exact step exceeds it, and so do steps
-    4 to 31, in which thresholds lag the growing residual (rank 0, bytes over k(P-1)/P, 4 workers,
-    42,000 gradients, 1 %; docs/communication.md has more):
+    That bound of 24k bytes holds while thresholds fit. Every exact step exceeds it, and so do the
+    first steps up to 31, in which thresholds lag the growing residual. Rank 0, bytes over k(P-1)/P,
+    4 workers, 42,000 gradients, 1 % (docs/communication.md has more):
 
         step    0      1-3    4-31   32     33-63   64
         mean    30.1   24.5   28.5   46.7   22.8    38.3

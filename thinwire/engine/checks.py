@@ -63,8 +63,8 @@ def check_patterns(recipe: Any, parameters: Mapping[str, Tensor]) -> None:
             shadowed = any(densities.holds(number, slot) for slot in slots)
             if which != "" and number not in reached and shadowed:
                 raise ValueError(
-                    f"the recipe's {describe(which)} is reached by no parameter: those for which "
-                    "it holds belong to a rule before it; put it first"
+                    f"the recipe's {describe(which)} is reached by no parameter: all for which it "
+                    "holds belong to a rule before it; put it before that one"
                 )
     if rules and callable(getattr(recipe, "traffic", None)):
         recipe.traffic(Layout.of(parameters), 2)  # finds a density for everything it sends
