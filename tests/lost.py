@@ -1,6 +1,6 @@
 """Ranks that are lost on purpose: what the others then say, and how soon they end.
 
-    python -m tests.lost --cases 200        # every fault, phase, kind and victim, in random order
+    python -m tests.lost --cases 200        # of every fault, phase, kind, world and victim
 
 Each case is a world of processes of its own (TCP store in rank 0, as `env://` has it).
 """
@@ -30,7 +30,7 @@ from thinwire.lab import netns, workers
 from thinwire.reducers import Select
 
 FAULTS = ("kill", "stop", "raise", "exit", "cut")
-PHASES = ("forward", "backward", "select", "between")
+PHASES = ("attach", "forward", "backward", "select", "exchange", "between")
 KINDS = ("dense", "topk", "gtopk", "acpsgd", "oktopk")
 MODES = ("attach", "distribute")
 WHEN = 3  # the step in which it happens
@@ -63,6 +63,12 @@ class _Fault:
 
     def __init__(self, case: Case, rank: int, space: str | None, report: Any) -> None:
         self.case, self.mine, self.space, self.report = case, rank == case.victim, space, report
+        self.step = 0
+
+    def begin(self, phase: str) -> None:
+        """A phase that comes before the first step."""
+        self.step = WHEN
+        self.at(phase)
         self.step = 0
 
     def at(self, phase: str) -> None:
@@ -128,21 +134,28 @@ def _work(rank: int, case: Case, port: int, space: str | None, report: Any) -> N
 
 def _train(rank: int, case: Case, fault: _Fault) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(*(_Layer(WIDTH, WIDTH) for _ in range(4)))
-    for layer in net:
+    layers = [_Layer(WIDTH, WIDTH) for _ in range(4)]
+    for layer in layers:
         layer.fault = fault
+    # buffers, which DDP broadcasts before every forward
+    net = nn.Sequential(*(part for layer in layers for part in (layer, nn.BatchNorm1d(WIDTH))))
     recipe: Any = getattr(recipes, case.kind)()
     if case.phase == "select":
         recipe = Remember(Select(pick=_Watched(fault), density=0.1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     if case.mode == "attach":
         model: Any = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.004)
+        fault.begin("attach")
         sync = attach(model, recipe, timeout=case.timeout)
     else:
         model = net
+        fault.begin("attach")
         sync = distribute(
             optimizer, net.named_parameters(), recipe, timeout=case.timeout, bucket_mb=0.003
         )
+    comm = sync._peers.comm
+    ending = comm._finish
+    comm._finish = lambda work, x: (fault.at("exchange"), ending(work, x))  # it has begun
     for step in range(WHEN + 40):
         fault.step = step
         fault.at("between")
@@ -210,6 +223,9 @@ def _await(
 def faults(case: Case, ended: dict[int, Ended]) -> list[str]:
     """What is wrong with how the others ended: who was not named, who was blamed, who was late."""
     wrong = []
+    alone = f"no other rank answers rank {case.victim}"
+    if case.fault == "cut" and case.world > 2 and alone not in ended[case.victim].said:
+        wrong.append(f"who was cut off does not say so: {ended[case.victim].said}")
     survivors = [rank for rank in range(case.world) if rank != case.victim]
     for rank in survivors:
         end, others = ended[rank], [r for r in survivors if r != rank]
@@ -232,10 +248,12 @@ def main() -> None:
     options = parser.parse_args()
     kinds = [f for f in FAULTS if f != "cut" or netns.unavailable() is None]
     grid = [
-        Case(fault=fault, phase=phase, kind=kind, mode=mode, victim=victim)
-        for fault, phase, kind, mode, victim in itertools.product(
-            [options.only] if options.only else kinds, PHASES, KINDS, MODES, range(3)
+        Case(fault=fault, phase=phase, kind=kind, mode=mode, victim=victim, world=world)
+        for fault, phase, kind, mode, world in itertools.product(
+            [options.only] if options.only else kinds, PHASES, KINDS, MODES, (2, 3, 4)
         )
+        for victim in range(world)
+        if phase not in ("attach", "select") or kind == "topk"  # the recipe makes no difference
     ]
     random.Random(options.seed).shuffle(grid)
     bad = 0

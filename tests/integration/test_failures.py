@@ -153,6 +153,27 @@ def test_different_dtypes_are_shown_with_both_sides(pool: Pool, mode: str) -> No
         assert "rank 1: weight (4, 8) (8, 1) torch.bfloat16 on cpu" in message
 
 
+def different_frozen(rank: int, world: int, what: str) -> str:
+    net = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4 + (rank if what == "shape" else 0)))
+    net[1].requires_grad_(False)
+    if what == "dtype" and rank:
+        net[1].double()
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    try:
+        thinwire.distribute(optimizer, net.named_parameters(), recipes.topk(), timeout=20.0)
+    except RankMismatch as error:
+        return str(error)
+    return "nothing was said"
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype"])
+def test_frozen_parameters_are_agreed_on_before_they_are_broadcast(pool: Pool, what: str) -> None:
+    theirs = {"shape": "(5, 4) torch.float32", "dtype": "(4, 4) torch.float64"}[what]
+    for message in pool.run(2, different_frozen, what):
+        assert "rank 0: 1.weight (4, 4) torch.float32" in message
+        assert f"rank 1: 1.weight {theirs}" in message
+
+
 def bad_attachments(rank: int, world: int) -> dict[str, str]:
     said: dict[str, str] = {}
 

@@ -37,6 +37,12 @@ class Known:
     place: Place
     left: str | None = None
     left_at: float = 0.0
+    lost: bool = False  # it left without a word
+
+    def owes(self, place: Place) -> bool:
+        """Whether one who waits at this place may still need something of it: whoever is past that
+        exchange has sent its part, unless that was lost with it."""
+        return self.lost or self.place.done <= place.done
 
 
 def missing(
@@ -44,9 +50,10 @@ def missing(
 ) -> str:
     """Who keeps an exchange from ending in which this rank has waited for so many seconds; silent
     is who was not heard for a quarter of them, and for `least` seconds."""
-    lost = gone(rank, others, waited, least)
+    lost = gone(rank, place, others, waited, least)
     if lost is not None:
         return lost
+    others = {other: known for other, known in others.items() if known.owes(place)}
     outside = [other for other, known in others.items() if not known.place.inside]
     if outside:
         return (
@@ -65,15 +72,18 @@ def missing(
     )
 
 
-def gone(rank: int, others: Mapping[int, Known], waited: float, least: float) -> str | None:
+def gone(
+    rank: int, place: Place, others: Mapping[int, Known], waited: float, least: float
+) -> str | None:
     """Who will come nowhere any more: the first that left, else who is silent."""
-    left = {other: known for other, known in others.items() if known.left}
+    left = {other: known for other, known in others.items() if known.left and known.owes(place)}
     if left:
         first = min(left, key=lambda other: left[other].left_at)
         return f"rank {first} {left[first].left}"
     longest = max(least, waited / 4)
-    silent = {other: known.silence for other, known in others.items() if known.silence > longest}
-    return _unheard(rank, silent, len(others)) if silent else None
+    there = {other: known for other, known in others.items() if not known.left}
+    silent = {other: known.silence for other, known in there.items() if known.silence > longest}
+    return _unheard(rank, silent, len(there)) if silent else None
 
 
 def _unheard(rank: int, silent: Mapping[int, float], others: int) -> str:

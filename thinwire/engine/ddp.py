@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from thinwire.combinators import remembers
+from thinwire.engine import buffers
 from thinwire.engine.checks import (
     check_memories,
     check_optimizer,
@@ -69,6 +70,7 @@ def attach(
     if dispatcher is None:
         dispatcher = Dispatcher(model)
         model.register_comm_hook(dispatcher, thinwire_hook)
+    buffers.take_over(model, peers)
     dispatcher.plug(sync, names, tracks_unused, Rebuilding(model, parameters))
     return sync
 
@@ -103,6 +105,8 @@ class Dispatcher:
     def unplug(self) -> None:
         if self._rebuilding is not None:
             self._rebuilding.stop()
+        if self.model is not None:
+            buffers.give_back(self.model)
         self.sync = self._rebuilding = None
 
     def synchronize(self) -> None:

@@ -141,12 +141,12 @@ class Lines:
 
     def absent(self, waited: float) -> str | None:
         """Who left, or has been silent for a good part of so many seconds."""
-        return blame.gone(self.rank, self._known(), waited, 3 * PULSE)
+        return blame.gone(self.rank, self.place, self._known(), waited, 3 * PULSE)
 
     def _known(self) -> dict[int, Known]:
         now = time.monotonic()
         return {
-            other: Known(now - line.heard, line.place, line.left, line.left_at)
+            other: Known(now - line.heard, line.place, line.left, line.left_at, line.left == LOST)
             for other, line in self._lines.items()
         }
 

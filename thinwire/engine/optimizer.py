@@ -62,7 +62,9 @@ def distribute(
     peers = Peers(process_group or dist.group.WORLD, timeout, device)  # type: ignore[arg-type]
     rates = partial(learning_rates, optimizer, parameters)
     sync = Sync(recipe, parameters, peers, scaler, tracks_unused=True, rates=rates)
-    peers.agree("plan of buckets", [f"buckets {list(buckets)}" if buckets else "no plan"])
+    frozen = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named.items() if n not in parameters]
+    plan = f"buckets {list(buckets)}" if buckets else "no plan"
+    peers.agree("plan of buckets or the other parameters", [plan, *frozen])
     broadcast(peers, named, root=0)
     sync.plug(Hooks(sync, peers, optimizer, parameters, named, bucket_mb, buckets))
     _distributed[optimizer] = sync
