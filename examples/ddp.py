@@ -3,11 +3,13 @@
     torchrun --standalone --nproc-per-node 2 examples/ddp.py
     torchrun --standalone --nproc-per-node 2 examples/ddp.py --resume checkpoints
 
-Trains a small network to tell the signs of random projections apart, saves one checkpoint a rank,
-and goes on from it with `--resume`.
+Trains a small network to tell the signs of random projections apart, saves one checkpoint per rank,
+and goes on from it with `--resume`. A checkpoint is written whole or not at all, carries a checksum
+in its name, and the one before it is kept.
 """
 
 import argparse
+import hashlib
 import os
 from pathlib import Path
 
@@ -24,6 +26,35 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     teacher = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1000 * step + rank))
     return x, (x @ teacher).argmax(dim=1)
+
+
+def save(folder: Path, rank: int, step: int, state: dict) -> None:
+    """As rank-step-checksum.pt, beside the one before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    older = checkpoints(folder, rank)
+    unfinished = folder / f"{rank}.part"
+    torch.save(state, unfinished)
+    digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
+    os.replace(unfinished, folder / f"{rank}-{step:08d}-{digest}.pt")
+    for path in older[:-1]:
+        path.unlink()
+
+
+def load(folder: Path, rank: int) -> dict:
+    """The newest one; residuals differ from rank to rank, so every rank loads its own."""
+    found = checkpoints(folder, rank)
+    if not found:
+        raise SystemExit(f"no checkpoint of rank {rank} in {folder}")
+    if hashlib.sha256(found[-1].read_bytes()).hexdigest() not in found[-1].name:
+        raise SystemExit(
+            f"{found[-1]} is damaged; remove the files of this step, of all ranks, to go on from "
+            "the one before"
+        )
+    return torch.load(found[-1], weights_only=True)
+
+
+def checkpoints(folder: Path, rank: int) -> list[Path]:
+    return sorted(folder.glob(f"{rank}-*.pt"))
 
 
 def main() -> None:
@@ -45,8 +76,7 @@ def main() -> None:
 
     start = 0
     if args.resume:
-        # Residuals differ from rank to rank: every rank loads its own file.
-        saved = torch.load(args.resume / f"rank{rank}.pt", weights_only=True)
+        saved = load(args.resume, rank)
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
         sync.load_state_dict(saved["sync"])
@@ -61,12 +91,11 @@ def main() -> None:
         if rank == 0 and (step + 1) % 100 == 0:
             print(f"step {step + 1}: loss {loss.item():.3f}")
 
-    args.save.mkdir(parents=True, exist_ok=True)
+    if not all(p.isfinite().all() for p in net.parameters()):
+        raise SystemExit("the weights are not finite; the checkpoint before stays as it is")
     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(),
              "sync": sync.state_dict(), "step": start + args.steps}  # fmt: skip
-    unfinished = args.save / f"rank{rank}.part"
-    torch.save(state, unfinished)
-    os.replace(unfinished, args.save / f"rank{rank}.pt")  # never a half-written checkpoint
+    save(args.save, rank, start + args.steps, state)
 
     metrics = sync.metrics()
     if rank == 0:

@@ -29,6 +29,7 @@ def whole() -> dict[str, Any]:
     layouts = {"f00": {"select": {"threshold": 0.25, "note": None, "half": torch.ones(3).half()}}}
     return checkpoint.signed(
         {"version": checkpoint.VERSION, "recipe": "topk", "world": 2, "rank": 0, "step": 5,
+         "shapes": {"w": [40, 30], "b": [30]},
          "next": [["b", "w"]], "buckets": [["b"], ["w"]], "slots": slots, "layouts": layouts}
     )  # fmt: skip
 
@@ -111,6 +112,10 @@ def changed(state: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
      ("digest", "0" * 64, "digest differs"),
      ("extra", 1, "digest differs"),
      ("extra", object(), "holds a object"),
+     ("shapes/w", [40, 31], r"'w' of shape \[40, 31\], this model \[40, 30\]"),
+     ("shapes/v", [3], "'v' of shape .*this model has no such parameter"),
+     ("shapes/w", torch.ones(3), "'w' of shape tensor"),
+     ("shapes", {}, "no shape of 'w'|digest differs"),
      ("digest", None, "digest must be a str"),
      ("next", [["b", "b"]], "next must be lists of this model's parameters"),
      ("buckets", [[]], "buckets must be lists"),

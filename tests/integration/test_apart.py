@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from typing import Any
@@ -15,6 +16,7 @@ import thinwire
 from tests.integration.common import WIDTH, batch, ddp, mlp, sgd, train, weights
 from tests.processes import Pool, once
 from thinwire import RankFailed, RankMismatch, recipes
+from thinwire.collectives.gather import AllGather
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -99,15 +101,23 @@ def test_ranks_may_belong_to_different_numbers_of_groups(pool: Pool) -> None:
     assert pool.run(4, uneven_groups) == [True] * 4
 
 
-def cycles(rank: int, world: int, many: int) -> list[int]:
+def cycles(rank: int, world: int, many: int, mode: str) -> list[int]:
     net = mlp(2)
-    model, optimizer = ddp(net), sgd(net)
+    model, optimizer = net if mode == "distribute" else ddp(net), sgd(net)
 
     def held() -> int:
         return len(os.listdir("/proc/self/fd")) + len(os.listdir("/proc/self/task"))
 
     def once_around() -> None:
-        sync = thinwire.attach(model, recipes.topk())
+        if mode == "distribute":
+            sync = thinwire.distribute(optimizer, net.named_parameters(), recipes.topk())
+        elif mode == "refused":
+            with pytest.raises(RankMismatch):
+                thinwire.attach(model, recipes.topk(density=0.1 + 0.1 * rank))
+            gc.collect()
+            return
+        else:
+            sync = thinwire.attach(model, recipes.topk())
         train(model, optimizer, rank, 1)
         sync.detach()
 
@@ -119,11 +129,34 @@ def cycles(rank: int, world: int, many: int) -> list[int]:
     return [before, held()]
 
 
-def test_attaching_and_detaching_leaves_nothing_behind(pool: Pool) -> None:
+@pytest.mark.parametrize("mode", ["attach", "distribute", "refused"])
+def test_attaching_and_detaching_leaves_nothing_behind(pool: Pool, mode: str) -> None:
     """A thousand cycles: THINWIRE_FULL=1."""
     many = 1000 if os.environ.get("THINWIRE_FULL") else 20
-    for before, after in pool.run(2, cycles, many, timeout=200.0):
+    for before, after in pool.run(2, cycles, many, mode, timeout=500.0):
         assert after <= before
+
+
+def announces_too_much(rank: int, world: int) -> str:
+    """In its third step rank 1 tells the others of far more entries than its bucket has."""
+    net = mlp(2)
+    model, optimizer = ddp(net), sgd(net)
+    sync = thinwire.attach(model, recipes.topk(collective=AllGather(ragged=True)), timeout=30.0)
+    comm = sync._peers.comm
+    train(model, optimizer, rank, 2)
+    if rank == 1:
+        asked = comm._told
+        comm._told = lambda mine, like: asked([1 << 40] * len(mine), like)  # type: ignore[method-assign]
+    try:
+        train(model, optimizer, rank, 1, start=2)
+    except RuntimeError as error:
+        return f"{error}"
+    return "nothing was said"
+
+
+def test_a_size_beyond_what_a_bucket_can_need_is_refused_by_all() -> None:
+    for said in once(3, announces_too_much):
+        assert "rank 1 announces 1099511627776 entries of" in said
 
 
 def detaches_alone(rank: int, world: int) -> str:

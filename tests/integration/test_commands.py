@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -306,9 +307,22 @@ def test_ddp_example(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert "step 100: loss" in first.stdout
     assert "times less than dense" in first.stdout
-    again = torchrun(2, script, "--steps", "100", "--resume", "checkpoints", cwd=tmp_path)
+    resume = ("--steps", "100", "--resume", "checkpoints")
+    again = torchrun(2, script, *resume, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "step 200: loss" in again.stdout
+    kept = sorted(path.name.rsplit("-", 1)[0] for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["0-00000100", "0-00000200", "1-00000100", "1-00000200"]
+    newest = max((tmp_path / "checkpoints").glob("1-*"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    damaged = torchrun(2, script, *resume, cwd=tmp_path)
+    assert damaged.returncode != 0 and f"{newest.name} is damaged; remove" in damaged.stderr
+    for path in (tmp_path / "checkpoints").glob("*-00000200-*"):
+        path.unlink()
+    before = torchrun(2, script, *resume, cwd=tmp_path)
+    assert before.returncode == 0 and "step 200: loss" in before.stdout, before.stderr
 
 
 GONE = """
@@ -334,6 +348,39 @@ def test_our_group_ends_before_python_does() -> None:
     """A gloo thread that is alive at the very end may kill the process (pytorch issue 190489)."""
     done = run(sys.executable, "-c", GONE)
     assert done.returncode == 0, done.stderr
+
+
+UNCAUGHT = """
+import os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import thinwire
+dist.init_process_group("gloo")
+net = torch.nn.Linear(4, 4)
+model = DistributedDataParallel(net)
+sync = thinwire.attach(model, thinwire.recipes.topk(0.5), timeout=60.0)
+for step in range(3):
+    if step == 2 and dist.get_rank() == 1:
+        {}["what this batch lacks"]
+    model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+def test_what_ended_a_rank_is_told_by_the_others(tmp_path: Path) -> None:
+    """An error that nobody caught goes to the other ranks before the process ends."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", UNCAUGHT], stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port,
+                 "MASTER_ADDR": "127.0.0.1"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    zero, one = (process.communicate(timeout=300)[1] for process in ranks)
+    assert "KeyError: 'what this batch lacks'" in one
+    assert "RankFailed: rank 1 failed after bucket 0 of step 1: KeyError:" in zero, zero
 
 
 def test_optimizer_mode_example(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -330,6 +331,51 @@ def test_join_with_uneven_inputs(pool: Pool, name: str) -> None:
             assert torch.allclose(ours, plain, atol=1e-6)
         else:
             assert not torch.equal(ours, plain)
+
+
+class Normed(nn.Module):
+    """Buffers of three widths, as many as BatchNorm has and one of our own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(mlp(), nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH))
+        self.register_buffer("odd", torch.zeros(3, dtype=torch.bool))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def buffers_after(rank: int, world: int, joined: bool, copied: bool) -> list[list[Tensor]]:
+    found = []
+    for attached in (False, True):
+        net = Normed()
+        model = ddp(net)
+        if attached:
+            sync = thinwire.attach(model, recipes.dense())
+        if copied:
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            model = torch.load(file, weights_only=False)
+            net = model.module
+        net.odd.fill_(rank == 0)
+        optimizer = sgd(net)
+        with (sync if attached and not copied else model).join() if joined else nullcontext():
+            train(model, optimizer, rank, 3 + rank * joined)
+        found.append([buffer.clone() for buffer in net.buffers()])
+        if attached and not joined and not copied:
+            sync.detach()
+            model.train()(batch(rank, 9))  # as DDP does, once more
+            assert "_distributed_broadcast_coalesced" not in model.__dict__
+    return found
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+def test_buffers_are_what_ddp_would_make_of_them(pool: Pool, joined: bool, copied: bool) -> None:
+    for plain, ours in pool.run(3, buffers_after, joined, copied):
+        assert len(plain) == 7 and all(map(torch.equal, plain, ours))
+        assert ours[-1].all(), "rank 0's"
 
 
 class Embedded(nn.Module):

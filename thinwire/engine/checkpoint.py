@@ -20,13 +20,14 @@ from thinwire.layout import Layout, Slot
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 _TREES = ("slots", "layouts")
 _KINDS: dict[str, type] = {
     "rank": int,
     "world": int,
     "step": int,
     "recipe": str,
+    "shapes": dict,
     "next": list,
     "buckets": list,
     "slots": dict,
@@ -78,11 +79,12 @@ def check(state: Mapping[str, Any], rank: int, world: int, slots: Mapping[str, S
             f"{world}; a residual belongs to its rank: save and load one state a rank, or start "
             "without it (what was not sent yet is dropped, training goes on)"
         )
+    _check_shapes(state["shapes"], slots)
     _check_buckets(state, slots)
     most = torch.finfo(torch.float32).max / (2 * world)  # a sum over ranks has room for it
     for name, parts in state["slots"].items():
         if name not in slots:
-            raise ValueError(f"the state has a parameter {name!r} that this model does not have")
+            raise ValueError(f"the state is damaged: it has no shape of {name!r}")
         _check_parts(name, parts, slots[name], most)
     for parts in state["layouts"].values():
         _check_parts("a bucket", parts, None, most)
@@ -100,6 +102,23 @@ def packed(slots: list[Slot]) -> Layout:
         placed.append(Slot(slot.name, offset, slot.shape, slot.strides))
         offset += slot.numel
     return Layout(tuple(placed), offset)
+
+
+def shapes(slots: Mapping[str, Slot]) -> dict[str, list[int]]:
+    """What a state is of: every parameter and its shape."""
+    return {name: list(slot.shape) for name, slot in slots.items()}
+
+
+def _check_shapes(saved: Mapping[Any, Any], slots: Mapping[str, Slot]) -> None:
+    """Parameters that were frozen when it was saved may have come in since."""
+    now = shapes(slots)
+    for name, shape in saved.items():
+        if not isinstance(shape, list) or now.get(name) != shape:
+            raise ValueError(
+                f"the state is of another model: it has {name!r} of shape {shape!r:.60}, this "
+                f"model {now.get(name, 'has no such parameter')}; load the state that was saved "
+                "with this model"
+            )
 
 
 def _check_buckets(state: Mapping[str, Any], slots: Mapping[str, Slot]) -> None:

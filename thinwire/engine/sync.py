@@ -150,6 +150,7 @@ class Sync:
             "world": self._peers.comm.size,
             "rank": self._peers.comm.rank,
             "step": self._steps.number,
+            "shapes": checkpoint.shapes(self._slots),
             "next": [list(names) for names in self._steps.next],
             "buckets": [list(names) for names in self._steps.buckets],
             **checkpoint.copied(self._steps.root),

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from thinwire import kernels, recipes
 from thinwire.comm.torch import TorchComm
 from thinwire.engine.checks import check_patterns
+from thinwire.jobs import launch
 from thinwire.lab import models, workers
 from thinwire.plan import network, planner, profile
 from thinwire.plan.network import Network
@@ -53,9 +54,9 @@ def profiled(
         recipes.parse(call)  # a bad call is the caller's error, before any process is started
     models.maker(question.model)
     if launched():
-        dist.init_process_group()
+        place = launch.join()
         try:
-            return _look(dist.get_rank(), dist.get_world_size(), on_report, question)
+            return _look(place.rank, place.world, on_report, question)
         finally:
             dist.destroy_process_group()
     result: Profiled = workers.run(world, _look, question, on_report=on_report)[0]

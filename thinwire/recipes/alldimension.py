@@ -123,12 +123,13 @@ def adtopk(
 
 
 def _unfed(no_feedback: Rule | Sequence[str], memory: str | Memory) -> Rule:
+    unfed = rule("no_feedback", no_feedback)
     if memory == "none":
         raise ValueError(
             f"no_feedback says which parameters keep no residual, got {no_feedback!r} where none "
             "does (memory='none'); give one of them"
         )
-    return rule("no_feedback", no_feedback)
+    return unfed
 
 
 def _routed(
