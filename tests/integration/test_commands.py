@@ -319,10 +319,6 @@ def test_ddp_example(tmp_path: Path) -> None:
     newest.write_bytes(data)
     damaged = torchrun(2, script, *resume, cwd=tmp_path)
     assert damaged.returncode != 0 and f"{newest.name} is damaged; remove" in damaged.stderr
-    for path in (tmp_path / "checkpoints").glob("*-00000200-*"):
-        path.unlink()
-    before = torchrun(2, script, *resume, cwd=tmp_path)
-    assert before.returncode == 0 and "step 200: loss" in before.stdout, before.stderr
 
 
 GONE = """

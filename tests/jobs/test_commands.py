@@ -214,8 +214,9 @@ def test_a_longer_run_that_was_interrupted_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("number", "command"), [(signal.SIGTERM, "train"), (signal.SIGINT, "compare")]
+)
 def test_signals_finish_the_step_save_and_end(number, command, tmp_path):
     """Also where a whole group is told to end, as `timeout` and Slurm do, and loaders with it."""
     call = [command, "mlp", "--recipe", "dense()", "--steps", "100000", "--workers", "2",
