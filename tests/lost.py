@@ -223,9 +223,12 @@ def _await(
 def faults(case: Case, ended: dict[int, Ended]) -> list[str]:
     """What is wrong with how the others ended: who was not named, who was blamed, who was late."""
     wrong = []
-    alone = f"no other rank answers rank {case.victim}"
-    if case.fault == "cut" and case.world > 2 and alone not in ended[case.victim].said:
-        wrong.append(f"who was cut off does not say so: {ended[case.victim].said}")
+    v = case.victim
+    alone = (f"no other rank answers rank {v}", f"rank {v} found no way to rank", "does not answer")
+    if case.fault == "cut" and not any(
+        text in ended[v].said for text in alone[: 3 if case.world == 2 else 2]
+    ):
+        wrong.append(f"who was cut off does not say so: {ended[v].said}")
     survivors = [rank for rank in range(case.world) if rank != case.victim]
     for rank in survivors:
         end, others = ended[rank], [r for r in survivors if r != rank]

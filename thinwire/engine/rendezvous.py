@@ -259,8 +259,8 @@ def _unreached(board: _Board, rank: int, missing: list[int], timeout: float) -> 
         why = "it left no address in the store: it has not come, or the store does not answer"
     else:
         why = (
-            "it has not come to attach or distribute; or it is on another machine that cannot be "
-            f"reached: then set {' or '.join(VARIABLES)} to the interface that leads there (here "
+            "not come to attach or distribute, or on a machine that cannot be reached from here; "
+            f"then set {' or '.join(VARIABLES)} to the interface that leads there (here "
             f"are {named_interfaces()})"
         )
     return f"rank {rank} found no way to {names} within {timeout:.0f} s: {why}"
