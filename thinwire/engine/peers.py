@@ -265,7 +265,11 @@ class Peers:
             backend = rendezvous.within(first.total_seconds() + 2.0, build)
         except (TimeoutError, RuntimeError) as error:
             absent = self.lines.failure or self.lines.absent(time.monotonic() - begun)
-            said = absent or f"rank {rank} could not connect its {kind} group: {error}"
+            said = absent or (
+                f"rank {rank} could not connect its {kind} group: {error}; between machines set "
+                f"{' or '.join(rendezvous.VARIABLES)} to the interface that leads there (here are "
+                f"{rendezvous.named_interfaces()})"
+            )
             raise RankFailed(said) from None
         types = dist.ProcessGroup.BackendType
         group = dist.ProcessGroup(store, rank, size)
