@@ -153,7 +153,7 @@ def _train(rank: int, case: Case, fault: _Fault) -> None:
         sync = distribute(
             optimizer, net.named_parameters(), recipe, timeout=case.timeout, bucket_mb=0.003
         )
-    comm = sync._peers.comm
+    comm = sync._intake.peers.comm
     ending = comm._finish
     comm._finish = lambda work, x: (fault.at("exchange"), ending(work, x))  # it has begun
     for step in range(WHEN + 40):

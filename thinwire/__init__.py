@@ -1,6 +1,9 @@
 """thinwire: data-parallel PyTorch training that sends little.
 
-sync = thinwire.attach(DistributedDataParallel(net), thinwire.recipes.adtopk(density=0.01))
+    sync = thinwire.attach(DistributedDataParallel(net), "int8()", optimizer)
+
+Schedules, memories and rules, which recipes take in place of numbers and names, are here too;
+collectives are in `thinwire.collectives`.
 """
 
 from __future__ import annotations
@@ -13,26 +16,41 @@ if TYPE_CHECKING:
     from thinwire.bucket import Bucket
     from thinwire.engine.ddp import attach
     from thinwire.engine.optimizer import distribute
-    from thinwire.engine.sync import Sync
+    from thinwire.engine.session import Session
+    from thinwire.layout import small, vectors
+    from thinwire.memory import MomentumCorrected, Residual
     from thinwire.protocols import RankFailed, RankMismatch, Reduced, WireError
+    from thinwire.schedule import Flushed, Piecewise, Ramp, dgc_ramp, stages
 
 __version__ = "0.1.0"
 __all__ = [
     "Bucket",
+    "Flushed",
+    "MomentumCorrected",
+    "Piecewise",
+    "Ramp",
     "RankFailed",
     "RankMismatch",
     "Reduced",
-    "Sync",
+    "Residual",
+    "Session",
     "WireError",
     "attach",
+    "dgc_ramp",
     "distribute",
     "recipes",
+    "small",
+    "stages",
+    "vectors",
 ]
 
 _HOMES = {
-    "Bucket": "bucket", "Sync": "engine.sync", "attach": "engine.ddp",
+    "Bucket": "bucket", "Session": "engine.session", "attach": "engine.ddp",
     "distribute": "engine.optimizer", "RankFailed": "protocols", "RankMismatch": "protocols",
-    "Reduced": "protocols", "WireError": "protocols",
+    "Reduced": "protocols", "WireError": "protocols", "Residual": "memory",
+    "MomentumCorrected": "memory", "Flushed": "schedule", "Piecewise": "schedule",
+    "Ramp": "schedule", "dgc_ramp": "schedule", "stages": "schedule", "small": "layout",
+    "vectors": "layout",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from thinwire import recipes
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-def attached() -> tuple[DistributedDataParallel, thinwire.Sync]:
+def attached() -> tuple[DistributedDataParallel, thinwire.Session]:
     model = DistributedDataParallel(nn.Linear(4, 4))
     sync = thinwire.attach(model, recipes.topk(density=0.1))
     model(torch.ones(2, 4)).sum().backward()
@@ -36,7 +36,7 @@ def gradient(model: Any) -> Tensor:
 def saved(model: nn.Module) -> Any:
     file = io.BytesIO()
     torch.save(model, file)
-    assert b"Sync" not in file.getvalue(), "nothing of this process may be in the file"
+    assert b"Session" not in file.getvalue(), "nothing of this process may be in the file"
     file.seek(0)
     return torch.load(file, weights_only=False)
 

@@ -30,7 +30,7 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def distribute(model: nn.Module, recipe: Any = None) -> thinwire.Sync:
+def distribute(model: nn.Module, recipe: Any = None) -> thinwire.Session:
     return thinwire.distribute(sgd(model), model.named_parameters(), recipe or recipes.topk(0.1))
 
 
@@ -210,8 +210,6 @@ def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
     ("given", "kind"),
     [
         (lambda net: net.parameters(), "Parameter"),
-        (lambda net: net, "Linear"),
-        (lambda net: nn.Linear(4, 4), "Linear"),
         (lambda net: net.state_dict(), "str"),
         (lambda net: dict(net.named_parameters()), "str"),
         (lambda net: dict(zip("ab", net.parameters(), strict=True)), "str"),
@@ -220,4 +218,33 @@ def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
 def test_parameters_without_names_are_refused(given: Any, kind: str) -> None:
     net = linear()
     with pytest.raises(ValueError, match=rf"pairs \(name, parameter\), got one {kind}; pass model"):
-        thinwire.distribute(sgd(net), given(net), recipes.topk())
+        thinwire.distribute(given(net), recipes.topk(), sgd(net))
+
+
+@pytest.mark.parametrize("recipe", ["topk(density=0.5)", recipes.topk(density=0.5)])
+def test_one_order_of_arguments_and_recipes_as_they_are_typed(recipe: Any) -> None:
+    net = linear()
+    optimizer = sgd(net)
+    for plug in (
+        lambda: thinwire.distribute(net, recipe, optimizer),
+        lambda: thinwire.distribute(net.named_parameters(), recipe, optimizer=optimizer),
+        lambda: thinwire.distribute(optimizer, net.named_parameters(), recipe),  # Horovod's
+        lambda: thinwire.attach(DistributedDataParallel(net), recipe, optimizer),
+    ):
+        with plug() as sync:
+            assert repr(sync.recipe) == repr(recipes.topk(density=0.5))
+            assert repr(sync).startswith("<thinwire.Session attached: Remember(")
+            assert "rank 0 of 1, 0 steps" in repr(sync)
+        assert not sync.attached and repr(sync).startswith("<thinwire.Session detached")
+    with pytest.raises(ValueError, match=r"unknown recipe 'topq'; .*did you mean topk"):
+        thinwire.attach(DistributedDataParallel(net), "topq(density=0.5)")
+
+
+def test_metrics_are_numbers_and_nothing_else() -> None:
+    net = linear()
+    with thinwire.distribute(net, "topk(density=0.5)", sgd(net)) as sync:
+        net(torch.ones(2, 4)).sum().backward()
+        found = sync.metrics()
+    assert found.keys() == thinwire.Session.metrics.__globals__["Metrics"].__annotations__.keys()
+    assert all(type(value) in (int, float) for value in found.values())
+    assert found["steps"] == 1 and found["seconds_select"] > 0

@@ -142,7 +142,7 @@ def announces_too_much(rank: int, world: int) -> str:
     net = mlp(2)
     model, optimizer = ddp(net), sgd(net)
     sync = thinwire.attach(model, recipes.topk(collective=AllGather(ragged=True)), timeout=30.0)
-    comm = sync._peers.comm
+    comm = sync._intake.peers.comm
     train(model, optimizer, rank, 2)
     if rank == 1:
         asked = comm._told

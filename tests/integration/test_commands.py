@@ -329,7 +329,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 net = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(net.parameters())
 sync = thinwire.distribute(optimizer, net.named_parameters(), thinwire.recipes.topk(0.5))
-group = weakref.ref(sync._peers.comm.group)
+group = weakref.ref(sync._intake.peers.comm.group)
 net(torch.ones(4)).sum().backward()
 dist.destroy_process_group()
 assert group() is not None

@@ -30,7 +30,7 @@ from thinwire.combinators import Route
 pytestmark = pytest.mark.slow
 
 
-def distributed(net: nn.Module, optimizer: Any, recipe: Any, **keywords: Any) -> thinwire.Sync:
+def distributed(net: nn.Module, optimizer: Any, recipe: Any, **keywords: Any) -> thinwire.Session:
     return thinwire.distribute(
         optimizer, net.named_parameters(), recipe, **{"bucket_mb": SMALL_BUCKETS, **keywords}
     )

@@ -70,7 +70,7 @@ def test_ranks_with_different_plans_are_told(pool: Pool) -> None:
         assert "plan again" in unfit
 
 
-def choices(sync: thinwire.Sync) -> dict[str, int]:
+def choices(sync: thinwire.Session) -> dict[str, int]:
     slots: dict[str, Any] = sync.state_dict()["slots"]
     return {name: parts["plan"]["choice"] for name, parts in slots.items() if "plan" in parts
             and "choice" in parts["plan"]}  # fmt: skip

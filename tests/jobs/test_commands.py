@@ -125,8 +125,8 @@ def test_what_is_done_needs_no_data_any_more(tmp_path):
         (folder / logs.CONFIG).write_text(config.written(run))
         done = {"recipe": "dense()", "figures": {"accuracy": 0.5}, "loss": 1.0, "first_loss": 2.0,
                 "steps": 60, "seconds": 3.0, "step_seconds": 0.3, "finished": True,
-                "metrics": {"bytes_sent": 9, "bytes_dense": 9, "steps": 60, "density": 1.0,
-                            "seconds": {}}}  # fmt: skip
+                "metrics": {"bytes_sent": 9, "bytes_dense": 9, "steps": 60, "density": 1.0},
+                }  # fmt: skip
         (folder / logs.RESULT).write_text(json.dumps(done))
     result = call("compare", "mlp", "lstm-lm", "--recipe", "dense()", "--workers", "1", "--data",
                   "/no/such/place", "--out", str(tmp_path))  # fmt: skip

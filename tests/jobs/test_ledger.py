@@ -25,8 +25,7 @@ BOOKS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def outcome(recipe: str, accuracy: float) -> Outcome:
-    metrics = {"bytes_sent": 1e6, "bytes_dense": 2e6, "messages": 20, "steps": 10, "density": 0.5,
-               "seconds": {}}  # fmt: skip
+    metrics = {"bytes_sent": 1e6, "bytes_dense": 2e6, "messages": 20, "steps": 10, "density": 0.5}
     return Outcome(
         recipe=recipe, figures={"accuracy": accuracy}, loss=1.0, first_loss=2.0, steps=10,
         seconds=3.0, step_seconds=0.3, metrics=metrics, finished=True,

@@ -1,5 +1,6 @@
 """The engine: the only place with threads, process groups and training-loop knowledge.
 
-`ddp.attach` and `optimizer.distribute` plug a recipe into a training loop; `sync.Sync` takes the
-steps; `lane` overlaps them with backward; `peers` speaks to the other ranks; `fusion` packs.
+`ddp.attach` and `optimizer.distribute` plug a recipe into a training loop and return a `session`;
+buckets go into an `intake`, whose `lane` takes `steps` beside backward; `peers` speaks to the other
+ranks; `fusion` packs.
 """

@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from thinwire import recipes
 from thinwire.combinators import remembers
 from thinwire.engine import buffers
 from thinwire.engine.checks import (
@@ -30,11 +31,12 @@ from thinwire.engine.checks import (
     check_timeout,
     learning_rates,
 )
+from thinwire.engine.intake import Intake
 from thinwire.engine.optimizer import check_undistributed
 from thinwire.engine.peers import Peers
 from thinwire.engine.rebuilt import Rebuilding
+from thinwire.engine.session import Session
 from thinwire.engine.steps import Arrival
-from thinwire.engine.sync import Sync
 from thinwire.engine.wrappers import averaged_by, check_model, innermost
 from thinwire.layout import Layout
 from thinwire.protocols import Reducer
@@ -44,19 +46,29 @@ log = logging.getLogger(__name__)
 
 def attach(
     model: DistributedDataParallel,
-    recipe: Reducer,
-    *,
+    recipe: Reducer | str,
     optimizer: Optimizer | None = None,
+    *,
     scaler: Any = None,
     timeout: float = 60.0,
-) -> Sync:
-    """Average this model's gradients as the recipe says, overlapped with backward.
+) -> Session:
+    """Average the gradients of a DDP model as the recipe says, overlapped with backward.
 
-    Call it on every rank, after DDP is built. Give the optimizer: a recipe that needs something of
-    it (learning rates, no second momentum) is refused without it. Give the `GradScaler`, if
-    there is one, so that residuals are kept in unscaled units. No rank waits longer than `timeout`
-    seconds for another.
+    Call it on every rank, after DDP is built.
+
+    Args:
+        model: the `DistributedDataParallel` module itself, not one around it or inside it.
+        recipe: from `thinwire.recipes`, or the same call as a string.
+        optimizer: the one that trains the model. A recipe that needs something of it (learning
+            rates, no second momentum) is refused without it.
+        scaler: the `GradScaler`, if there is one, so that residuals are in unscaled units.
+        timeout: seconds; no rank waits longer for another.
+
+    Example:
+        >>> model = DistributedDataParallel(net)
+        >>> sync = thinwire.attach(model, "int8()", optimizer)
     """
+    recipe = recipes.parse(recipe) if isinstance(recipe, str) else recipe
     optimizer = None if optimizer is None else innermost(optimizer)
     parameters = _checked(model, recipe, optimizer, timeout)
     names = {id(p): name for name, p in model.module.named_parameters()}
@@ -65,22 +77,22 @@ def attach(
     device = next(iter(parameters.values())).device
     peers = Peers(model.process_group, timeout, device)
     rates = partial(learning_rates, optimizer, parameters) if optimizer is not None else None
-    sync = Sync(recipe, parameters, peers, scaler, tracks_unused, rates)
+    intake = Intake(recipe, parameters, peers, scaler, tracks_unused, rates)
     dispatcher = _dispatcher_of(model)
     if dispatcher is None:
         dispatcher = Dispatcher(model)
         model.register_comm_hook(dispatcher, thinwire_hook)
     buffers.take_over(model, peers)
-    dispatcher.plug(sync, names, tracks_unused, Rebuilding(model, parameters))
-    return sync
+    dispatcher.plug(intake, names, tracks_unused, Rebuilding(model, parameters))
+    return Session(intake, dispatcher)
 
 
 class Dispatcher:
-    """The state of our hook: one DDP model, and the sync it serves now."""
+    """The state of our hook: one DDP model, and the intake it serves now."""
 
     def __init__(self, model: DistributedDataParallel | None = None) -> None:
         self._model = weakref.ref(model) if model is not None else None
-        self.sync: Sync | None = None
+        self.intake: Intake | None = None
         self._names: dict[int, str] = {}
         self._tracks_unused = False
         self._layouts: dict[tuple[int, ...], Layout] = {}
@@ -96,26 +108,25 @@ class Dispatcher:
         return self._model() if self._model is not None else None
 
     def plug(
-        self, sync: Sync, names: dict[int, str], tracks_unused: bool, rebuilding: Rebuilding
+        self, intake: Intake, names: dict[int, str], tracks_unused: bool, rebuilding: Rebuilding
     ) -> None:
-        self.sync, self._names, self._tracks_unused = sync, names, tracks_unused
+        self.intake, self._names, self._tracks_unused = intake, names, tracks_unused
         self._rebuilding = rebuilding
-        sync.plug(self)
 
     def unplug(self) -> None:
         if self._rebuilding is not None:
             self._rebuilding.stop()
         if self.model is not None:
             buffers.give_back(self.model)
-        self.sync = self._rebuilding = None
+        self.intake = self._rebuilding = None
 
     def synchronize(self) -> None:
         """DDP has done so by the end of backward."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        model, sync = self.model, self.sync
-        assert model is not None and sync is not None
-        if model.static_graph and sync.metrics()["steps"] == 0:
+        model, intake = self.model, self.intake
+        assert model is not None and intake is not None
+        if model.static_graph and intake.steps.meter.steps == 0:
             raise ValueError(
                 "DDP with static_graph=True cannot accumulate in its first step (an assert "
                 "of PyTorch 2.13 fails); take one step without no_sync() first"
@@ -129,27 +140,27 @@ class Dispatcher:
         return joined
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        sync = self.sync
-        if sync is None:
+        intake = self.intake
+        if intake is None:
             assert self.model is not None
             return allreduce_hook(self.model.process_group, bucket)
         in_backward = torch._C._current_graph_task_id() != -1
         if bucket.index() == 0 and in_backward:
             # Runs at the end of backward: errors of the lane surface there, as themselves.
-            torch.autograd.Variable._execution_engine.queue_callback(sync.wait)
-        future = self._submit(bucket, sync)
+            torch.autograd.Variable._execution_engine.queue_callback(intake.wait)
+        future = self._submit(bucket, intake)
         if bucket.is_last() and not in_backward:  # join(): a rank without data plays along
-            sync.wait()
+            intake.wait()
         return future
 
-    def _submit(self, bucket: GradBucket, sync: Sync) -> torch.futures.Future[Tensor]:
+    def _submit(self, bucket: GradBucket, intake: Intake) -> torch.futures.Future[Tensor]:
         layout = self._layout(bucket.parameters())
         flat = bucket.buffer()
         first, last = bucket.index() == 0, bucket.is_last()
         if last and self._rebuilding is not None:
-            sync.expect(self._rebuilding.take_step())
+            intake.expect(self._rebuilding.take_step())
         if flat.is_sparse:
-            return self._pass_through(flat, layout.slots[0].name, sync, first, last)
+            return self._pass_through(flat, layout.slots[0].name, intake, first, last)
         unused = None
         if self._tracks_unused:
             unused = frozenset(
@@ -157,7 +168,9 @@ class Dispatcher:
                 for slot in layout.slots
                 if not bool(flat[slot.offset : slot.offset + slot.numel].any())
             )
-        return sync.submit(Arrival(flat=flat, layout=layout, first=first, last=last, unused=unused))
+        return intake.submit(
+            Arrival(flat=flat, layout=layout, first=first, last=last, unused=unused)
+        )
 
     def _layout(self, parameters: list[Tensor]) -> Layout:
         key = tuple(map(id, parameters))
@@ -166,12 +179,12 @@ class Dispatcher:
         return self._layouts[key]
 
     def _pass_through(
-        self, grad: Tensor, name: str, sync: Sync, first: bool, last: bool
+        self, grad: Tensor, name: str, intake: Intake, first: bool, last: bool
     ) -> torch.futures.Future[Tensor]:
         if name not in self._told:
             self._told.add(name)
             log.warning("%s: sparse gradient, passed through uncompressed", name)
-        return sync.submit_sparse(grad, name, first=first, last=last)
+        return intake.submit_sparse(grad, name, first=first, last=last)
 
 
 def thinwire_hook(state: Dispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -194,7 +207,7 @@ def _checked(
     check_recipe(recipe)
     check_timeout(timeout)
     dispatcher = _dispatcher_of(model)
-    if dispatcher is not None and dispatcher.sync is not None:
+    if dispatcher is not None and dispatcher.intake is not None:
         raise ValueError(
             "this model already has a recipe attached; call detach() on its sync first"
         )

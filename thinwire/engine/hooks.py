@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 
 from thinwire.engine import fusion
 from thinwire.engine.checks import check_not_in_checkpoint, is_sparse
+from thinwire.engine.intake import Intake
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival
-from thinwire.engine.sync import Sync
 from thinwire.engine.wrappers import check_unwrapped
 from thinwire.layout import Layout
 from thinwire.protocols import Reduced
@@ -56,7 +56,7 @@ class Hooks:
 
     def __init__(
         self,
-        sync: Sync,
+        intake: Intake,
         peers: Peers,
         optimizer: Optimizer,
         parameters: dict[str, Parameter],
@@ -64,7 +64,7 @@ class Hooks:
         bucket_mb: float,
         counts: Sequence[int] | None = None,
     ) -> None:
-        self._sync, self._peers, self._parameters, self._named = sync, peers, parameters, named
+        self._intake, self._peers, self._parameters, self._named = intake, peers, parameters, named
         self._bucket_mb, self._counts = bucket_mb, counts
         self._hooked = {id(p) for p in parameters.values()}
         self._plan: list[_Packed] | None = None
@@ -76,6 +76,7 @@ class Hooks:
         self._means: list[tuple[Layout, Reduced]] = []
         self._ending: weakref.ref[Callable[[], None]] | None = None  # of the backward under way
         self._synchronized = False
+        self.plugged = True
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(partial(self._ready, name))
             for name, p in parameters.items()
@@ -115,6 +116,7 @@ class Hooks:
     def unplug(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self.plugged = False
 
     def _ready(self, name: str, parameter: Tensor) -> None:
         """A gradient is complete: if its bucket is, and it is its turn, it leaves."""
@@ -151,7 +153,7 @@ class Hooks:
         self._begun += 1
         if self._begun in LOOKS:
             check_unwrapped(self._parameters)  # by a DDP that was built after us
-        self._sync.wait()  # what a backward that broke off has left
+        self._intake.wait()  # what a backward that broke off has left
         if self._plan and self._next == len(self._plan) and self._means:  # all sent, not applied
             self._peers.meet("its next batch, because backward broke off after its last bucket")
         if self._joining:
@@ -195,7 +197,7 @@ class Hooks:
             self._send(self._plan[self._next])
         for name in self._sparse:
             self._send_sparse(name)
-        self._sync.wait()
+        self._intake.wait()
         for layout, reduced in self._means:
             self._write(layout, reduced)
         self._means.clear()
@@ -216,7 +218,7 @@ class Hooks:
         if self._counts is not None:
             layouts = fusion.planned(rest, self._counts)
         else:
-            layouts = fusion.plan(rest, self._sync.recipe, self._bucket_mb, max(2, world))
+            layouts = fusion.plan(rest, self._intake.recipe, self._bucket_mb, max(2, world))
         self._plan = [self._packed(layout) for layout in layouts]
         self._home = {s.name: packed for packed in self._plan for s in packed.layout.slots}
 
@@ -248,7 +250,7 @@ class Hooks:
             unused=frozenset(unused),
         )
         self._next += 1
-        self._sync.submit(arrival, lambda reduced: self._means.append((packed.layout, reduced)))
+        self._intake.submit(arrival, lambda reduced: self._means.append((packed.layout, reduced)))
 
     @torch.no_grad()
     def _write(self, layout: Layout, reduced: Reduced) -> None:
@@ -268,7 +270,7 @@ class Hooks:
             grad = torch.zeros_like(parameter).to_sparse(1)
         assert self._plan is not None
         position = self._sparse.index(name)
-        self._sync.submit_sparse(
+        self._intake.submit_sparse(
             grad,
             name,
             first=position == 0 and not self._plan,

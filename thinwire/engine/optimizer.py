@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from thinwire import recipes
 from thinwire.engine.checks import (
     check_memories,
     check_optimizer,
@@ -27,30 +28,47 @@ from thinwire.engine.checks import (
 )
 from thinwire.engine.fusion import planned
 from thinwire.engine.hooks import Hooks, broadcast
+from thinwire.engine.intake import Intake
 from thinwire.engine.peers import Peers
-from thinwire.engine.sync import Sync
-from thinwire.engine.wrappers import check_unwrapped, innermost
+from thinwire.engine.session import Session
+from thinwire.engine.wrappers import check_unwrapped, innermost, is_optimizer
 from thinwire.protocols import Reducer
 
 
 def distribute(
+    model: nn.Module | Iterable[tuple[str, Parameter]],
+    recipe: Reducer | str,
     optimizer: Optimizer,
-    named_parameters: Iterable[tuple[str, Parameter]],
-    recipe: Reducer,
     *,
     scaler: Any = None,
     timeout: float = 60.0,
     bucket_mb: float = 25.0,
     buckets: Sequence[int] | None = None,
     process_group: dist.ProcessGroup | None = None,
-) -> Sync:
-    """Average the gradients of this optimizer's parameters as the recipe says.
+) -> Session:
+    """Average the gradients of this optimizer's parameters as the recipe says, without DDP.
 
-    Broadcasts rank 0's parameters, all that are named (buffers are the caller's), then hooks those
-    the optimizer trains. Buckets hold what corresponds to `bucket_mb` megabytes of gradient, or so
-    many gradients each, in the order of backward, as a plan says (`buckets`).
+    Call it on every rank. It broadcasts rank 0's parameters (buffers are the caller's), and hooks
+    those that the optimizer trains.
+
+    Args:
+        model: a plain module, or its `named_parameters()`.
+        recipe: from `thinwire.recipes`, or the same call as a string.
+        optimizer: the one that trains the model.
+        scaler: the `GradScaler`, if there is one, so that residuals are in unscaled units.
+        timeout: seconds; no rank waits longer for another.
+        bucket_mb: megabytes of gradient that travel together.
+        buckets: instead, how many gradients each bucket has, in the order of backward: a plan's.
+        process_group: whose ranks take part; all by default.
+
+    Example:
+        >>> sync = thinwire.distribute(net, "int8()", optimizer)
     """
-    optimizer, named = innermost(optimizer), _by_name(named_parameters)
+    if is_optimizer(model):  # Horovod's order: optimizer, parameters, recipe
+        model, recipe, optimizer = recipe, optimizer, model  # type: ignore[assignment]
+    recipe = recipes.parse(recipe) if isinstance(recipe, str) else recipe
+    pairs = model.named_parameters() if isinstance(model, nn.Module) else model
+    optimizer, named = innermost(optimizer), _by_name(pairs)
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
     if buckets is not None:
         if bucket_mb != 25.0:
@@ -61,24 +79,29 @@ def distribute(
     device = next(iter(parameters.values())).device
     peers = Peers(process_group or dist.group.WORLD, timeout, device)  # type: ignore[arg-type]
     rates = partial(learning_rates, optimizer, parameters)
-    sync = Sync(recipe, parameters, peers, scaler, tracks_unused=True, rates=rates)
+    intake = Intake(recipe, parameters, peers, scaler, tracks_unused=True, rates=rates)
     frozen = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named.items() if n not in parameters]
     plan = f"buckets {list(buckets)}" if buckets else "no plan"
     peers.agree("plan of buckets or the other parameters", [plan, *frozen])
     broadcast(peers, named, root=0)
-    sync.plug(Hooks(sync, peers, optimizer, parameters, named, bucket_mb, buckets))
-    _distributed[optimizer] = sync
-    return sync
+    hooks = Hooks(intake, peers, optimizer, parameters, named, bucket_mb, buckets)
+    _distributed[optimizer] = weakref.ref(hooks)
+    return Session(intake, hooks)
 
 
-_distributed: weakref.WeakKeyDictionary[Optimizer, Sync] = weakref.WeakKeyDictionary()
+_distributed: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Hooks]] = weakref.WeakKeyDictionary()
+
+
+def _is_distributed(optimizer: Optimizer) -> bool:
+    hooks = _distributed[optimizer]() if optimizer in _distributed else None
+    return hooks is not None and hooks.plugged
 
 
 def check_undistributed(parameters: Iterable[Tensor]) -> None:
     """`attach` is in place of `distribute`: these must not be averaged by both."""
     mine = {id(p) for p in parameters}
-    for optimizer, sync in _distributed.items():
-        groups = optimizer.param_groups if sync.attached else []
+    for optimizer in list(_distributed):
+        groups = optimizer.param_groups if _is_distributed(optimizer) else []
         if any(id(p) in mine for group in groups for p in group["params"]):
             raise ValueError(
                 "thinwire.distribute averages these parameters already; call detach() on its sync "
@@ -130,7 +153,7 @@ def _checked(
         raise ValueError(f"bucket_mb must be above 0, got {bucket_mb!r}; DDP's default is 25")
     if not dist.is_initialized():
         raise ValueError("no process group; call torch.distributed.init_process_group first")
-    if optimizer in _distributed and _distributed[optimizer].attached:
+    if _is_distributed(optimizer):
         raise ValueError("this optimizer is distributed already; call detach() on its sync first")
     check_optimizer(optimizer, named)
     check_patterns(recipe, named)

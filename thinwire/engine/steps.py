@@ -56,6 +56,10 @@ class Meter:
     scatter: float = 0.0
     exposed: float = 0.0
 
+    @property
+    def steps(self) -> int:
+        return self.committed + self.skipped
+
 
 @dataclass
 class _Step:

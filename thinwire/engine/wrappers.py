@@ -29,6 +29,13 @@ _OTHERS = {
 }
 
 
+def is_optimizer(thing: object) -> bool:
+    """Or a wrapper of one."""
+    if isinstance(thing, nn.Module):
+        return False
+    return isinstance(thing, Optimizer) or isinstance(getattr(thing, "optimizer", None), Optimizer)
+
+
 def innermost(optimizer: Optimizer) -> Optimizer:
     """The optimizer that really steps: Accelerate puts another one around it."""
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
@@ -61,8 +68,7 @@ def check_model(model: Any) -> None:
         raise ValueError(f"{begin}, around which there is one; attach to that: {WHERE}")
     raise ValueError(
         f"{begin}; wrap it, or, if a framework does so, pass its wrapper ({WHERE}); for a model "
-        "that nothing will wrap there is thinwire.distribute(optimizer, "
-        "model.named_parameters(), recipe)"
+        "that nothing will wrap there is thinwire.distribute(model, recipe, optimizer)"
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engine.ddp import attach
-from thinwire.engine.sync import Sync
+from thinwire.engine.session import Session
 from thinwire.jobs import saved
 from thinwire.jobs.ahead import Ahead, Tell, parts, same_data
 from thinwire.jobs.config import BASELINES, Run
@@ -89,7 +89,7 @@ class Training:
         agreed(partial(fits, recipe, self.net, place.world, self.total))
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=scaled)
-        self.sync: Sync | None = None
+        self.sync: Session | None = None
         if recipe is None:
             baseline = Baseline(BASELINES[run.recipe], self.net, settings.bucket_mb)
             self.model, self._baseline = baseline.model, baseline
@@ -160,11 +160,11 @@ class Training:
 
     def sent(self) -> dict[str, Any]:
         if self.sync is not None:
-            return self.sync.metrics()
+            return dict(self.sync.metrics())
         dense = self.tally.dense_bytes
         done = self.step - self.tally.resumed
         return {
-            "steps": done, "bytes_dense": done * dense, "skipped_steps": 0, "seconds": {},
+            "steps": done, "bytes_dense": done * dense, "skipped_steps": 0,
             **self._baseline.sent(done),
         }  # fmt: skip
 

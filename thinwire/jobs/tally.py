@@ -96,6 +96,5 @@ def _together(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         return now
     steps = before["steps"] + now["steps"]
     mixed = before["density"] * before["steps"] + now["density"] * now["steps"]
-    seconds = {k: before["seconds"].get(k, 0.0) + v for k, v in now["seconds"].items()}
-    sums = {k: before[k] + n for k, n in now.items() if isinstance(n, int)}
-    return sums | {"density": mixed / steps if steps else 0.0, "seconds": seconds}
+    sums = {k: before.get(k, 0) + n for k, n in now.items() if k != "density"}
+    return sums | {"density": mixed / steps if steps else 0.0}

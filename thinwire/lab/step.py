@@ -117,7 +117,7 @@ class _Contender:
         if isinstance(self._way, _Ours):
             metrics = self._way.sync.metrics()
             sent = metrics["bytes_sent"] / metrics["steps"]
-            exposed = metrics["seconds"]["exposed"] / metrics["steps"]
+            exposed = metrics["seconds_exposed"] / metrics["steps"]
         else:
             sent = self._way.bytes_sent
         return Row(

@@ -208,16 +208,16 @@ def _smooth(values: list[float]) -> list[float]:
 
 def _phases(entries: Sequence[Entry]) -> Any:
     """Milliseconds a step of every phase; what is exposed is what the step really waits for."""
-    chosen = [e for e in _ones(entries) if e.outcome.metrics["seconds"]]
+    chosen = [e for e in _ones(entries) if "seconds_exposed" in e.outcome.metrics]
     figure, axes = plain_figure(7.0, 0.9 + 0.45 * max(1, len(chosen)))
     for row, entry in enumerate(chosen):
         steps, left = max(1, entry.outcome.metrics["steps"]), 0.0
         for number, phase in enumerate(PHASES[:3]):
-            value = 1e3 * entry.outcome.metrics["seconds"].get(phase, 0.0) / steps
+            value = 1e3 * entry.outcome.metrics[f"seconds_{phase}"] / steps
             axes.barh(row, value, left=left, color=HUES[number], height=0.6,
                       label=phase if row == 0 else None)  # fmt: skip
             left += value
-        exposed = 1e3 * entry.outcome.metrics["seconds"].get("exposed", 0.0) / steps
+        exposed = 1e3 * entry.outcome.metrics["seconds_exposed"] / steps
         axes.plot([exposed], [row], marker="|", markersize=14, color=INK, linestyle="none",
                   label="exposed" if row == 0 else None)  # fmt: skip
     names = _short(entries)
