@@ -31,7 +31,7 @@ from thinwire.reducers import Select
 
 FAULTS = ("kill", "stop", "raise", "exit", "cut")
 PHASES = ("attach", "forward", "backward", "select", "exchange", "between")
-KINDS = ("dense", "topk", "gtopk", "acpsgd", "oktopk")
+KINDS = ("dense", "topk", "gtopk", "acpsgd", "slots")
 MODES = ("attach", "distribute")
 WHEN = 3  # the step in which it happens
 WIDTH = 24

@@ -107,7 +107,7 @@ def test_nothing_is_lost_while_choosing(world):
 
 def test_nothing_waits_for_long_while_choosing():
     """Gradients of one: no step sends more than two, however many recipes are tried."""
-    among = ("topk", "adtopk", "oktopk", "bf16", "dense")  # low rank sends more here, or less
+    among = ("topk", "adtopk", "slots", "bf16", "dense")  # low rank sends more here, or less
     recipe = recipes.auto(density=0.01, among=among)
     state, means = {}, []
 

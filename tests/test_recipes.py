@@ -84,7 +84,7 @@ def test_what_cannot_work_is_refused_at_construction(call, message):
 
 @pytest.mark.parametrize(("build", "flag"), [
     (recipes.adtopk, "hybrid"), (recipes.adtopk, "partial"), (recipes.gtopk, "tree"),
-    (recipes.oktopk, "faithful"), (recipes.dgc, "hierarchical"), (recipes.redsync, "trim"),
+    (recipes.dgc, "hierarchical"), (recipes.redsync, "trim"),
     (Residual, "learning_rate"), (MomentumCorrected, "learning_rate"),
     (MomentumCorrected, "nesterov"), (AllGather, "ragged"), (GTopK, "ragged"), (GTopK, "tree"),
 ])  # fmt: skip
@@ -104,7 +104,7 @@ def test_every_flag_of_a_recipe_is_checked():
         for option in inspect.signature(getattr(recipes, name)).parameters.values()
         if option.annotation == "bool"
     }
-    assert len(flags) == 6, "the test above has them all"
+    assert len(flags) == 5, "the test above has them all"
     for name, flag in flags:
         with pytest.raises(ValueError, match=f"{flag} must be True or False, got 'no'"):
             recipes.parse(f"{name}({flag}='no')")

@@ -120,7 +120,7 @@ def test_bad_ranks_are_heard_by_all(name, world, bad):
 
 
 @pytest.mark.parametrize("memory", ["residual", "none"])
-@pytest.mark.parametrize("name", ["spardl", "oktopk", "topk", "gtopk", "topkdsa"])
+@pytest.mark.parametrize("name", ["spardl", "slots", "topk", "gtopk", "topkdsa"])
 def test_a_bad_rank_is_heard_however_little_is_sent(name, memory):
     """Fewer entries than ranks: most regions have no quota, and slots room for hardly one."""
     built = getattr(recipes, name)(density=0.01, memory=memory)
@@ -146,7 +146,7 @@ def test_buckets_smaller_than_the_world(name):
 
 
 SPARSE = ["topk", "threshold", "gaussiank", "redsync", "sidco", "adtopk", "demo_dct", "gtopk",
-          "topkdsa", "oktopk", "spardl"]  # fmt: skip
+          "topkdsa", "slots", "spardl"]  # fmt: skip
 
 
 @pytest.mark.parametrize("option", [name for name in COLLECTIVE_NAMES if name != "two_level"])
@@ -156,7 +156,7 @@ def test_every_sparse_recipe_takes_every_collective(name, option):
     check_law(reduce(built, 3, private, steps=3), 3)
 
 
-@pytest.mark.parametrize("option", ["gather", "gtopk", "topkdsa", "faithful", "cheapest"])
+@pytest.mark.parametrize("option", ["gather", "gtopk", "topkdsa", "oktopk", "cheapest"])
 def test_momentum_correction_takes_every_collective_whose_sender_keeps(option):
     check_law(reduce(recipes.dgc(density=0.05, collective=option), 3, private, steps=3), 3)
 
@@ -164,7 +164,7 @@ def test_momentum_correction_takes_every_collective_whose_sender_keeps(option):
 def test_a_wire_of_bits_says_how_many():
     """Eight signs make a byte, and a bitmap costs the same for any number of pairs."""
     assert not wire("sign+bitmap").fixed and wire("sign+int32").fixed and wire("bf16+bitmap").fixed
-    for name in ("gather", "gtopk", "topkdsa", "oktopk"):
+    for name in ("gather", "gtopk", "topkdsa", "slots"):
         built = recipes.topk(density=0.05, wire="sign+bitmap", collective=name)
         check_law(reduce(built, 3, private, steps=3), 3)
 
@@ -178,7 +178,7 @@ def test_slots_with_codes_that_cost_by_length(coded):
         scale[: N // 10] = 10.0
         return private(rank, step) * scale
 
-    check_law(reduce(recipes.oktopk(density=0.02, wire=coded), 4, make, steps=4), 4, 1e-5)
+    check_law(reduce(recipes.slots(density=0.02, wire=coded), 4, make, steps=4), 4, 1e-5)
 
 
 def test_dense_sums_of_a_sign_wire_do_not_reach_other_parameters():
@@ -199,8 +199,7 @@ def test_dense_sums_of_a_sign_wire_do_not_reach_other_parameters():
 @pytest.mark.parametrize("name", ["topkdsa", "gtopk", "oktopk"])
 def test_rounding_others_numbers_is_no_choice_of_mine(name):
     """Momentum is cleared where this rank chose to send, not where it answers for an error."""
-    more = {"faithful": True} if name == "oktopk" else {}
-    built = getattr(recipes, name)(density=0.05, memory="none", wire="int8", **more)
+    built = getattr(recipes, name)(density=0.05, memory="none", wire="int8")
 
     def worker(comm):
         x = private(comm.rank)

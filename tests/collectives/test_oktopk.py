@@ -56,7 +56,7 @@ def figures(world: int, wire: str, scale: torch.Tensor) -> list[tuple[int, int, 
 
     First of the sum of the ranks' own top-k's, then of the sum of everything they hold.
     """
-    recipe, k = recipes.oktopk(density=0.01, wire=wire), SIZE // 100
+    recipe, k = recipes.slots(density=0.01, wire=wire), SIZE // 100
     states = [{} for _ in range(world)]
 
     def worker(comm):
@@ -107,7 +107,7 @@ def test_heavy_tails_are_found_even_beside_everything_the_ranks_hold():
 
 
 def test_an_ordinary_step_is_two_collectives_of_fixed_size():
-    results = reduce(recipes.oktopk(density=K / N), 4, private, steps=5)
+    results = reduce(recipes.slots(density=K / N), 4, private, steps=5)
     assert phases(results, 0) == ["cut", "split", "gather"]
     for step in range(1, 5):
         assert phases(results, step) == ["split", "gather"]
@@ -150,7 +150,7 @@ def test_the_threshold_follows_a_change_of_scale():
     def make(rank, step):
         return private(rank, step) * (1.0 if step < 3 else 1e-3)
 
-    recipe = recipes.oktopk(density=K / N, memory="none")
+    recipe = recipes.slots(density=K / N, memory="none")
     results = reduce(recipe, 4, make, steps=10)
     assert all(int((results[0][step][0] != 0).sum()) > K / 2 for step in (2, 4, 5, 9))
 
@@ -159,7 +159,7 @@ def test_steps_without_gradients_do_not_wear_the_threshold_out():
     def make(rank, step):
         return private(rank, step) * (step < 2 or step > 60)
 
-    recipe = recipes.oktopk(density=K / N, memory="none")
+    recipe = recipes.slots(density=K / N, memory="none")
     results = reduce(recipe, 4, make, steps=66)
     for step in (62, 63, 65):
         assert K / 2 < int((results[0][step][0] != 0).sum()) <= 2 * K  # slots of ten
@@ -217,7 +217,7 @@ def test_cut_points_are_proposed_by_load():
 
 def test_the_published_bound_and_what_exceeds_it():
     """The table of `OkTopk` and docs/communication.md: 24 bytes in units of k(P-1)/P, rank 0."""
-    n, world, recipe = 42_000, 4, recipes.oktopk(density=0.01, faithful=True)
+    n, world, recipe = 42_000, 4, recipes.oktopk(density=0.01)
     scale, states = layers(n), [{} for _ in range(world)]
 
     def worker(comm):
@@ -250,7 +250,7 @@ def collective_state(states, rank=0):
 
 def test_the_published_settings():
     """Intervals and factors of the authors' VGG runs; exact in steps 0 and 32 and no other."""
-    built = recipes.oktopk(density=K / N, faithful=True)
+    built = recipes.oktopk(density=K / N)
     assert built.inner.collective == OkTopk(
         balance_every=64, refresh=32, nudge=1.008, spread_above=4.0, form="pairwise"
     )
@@ -281,7 +281,7 @@ def test_the_global_threshold_is_nudged_towards_k(scale, factor):
 def test_slots_are_balanced_anew():
     """Every 64 steps regions follow where entries lie now; in between they stay."""
     states = [{} for _ in range(2)]
-    recipe = recipes.oktopk(density=K / N, memory="none")
+    recipe = recipes.slots(density=K / N, memory="none")
     cuts = {}
     for step in (0, 1, 63, 64):
 

@@ -23,13 +23,13 @@ FIXED = {
     "topk bitmap": recipes.topk(wire="bf16+bitmap"),
     "gtopk": recipes.gtopk(),
     "gtopk tree": recipes.gtopk(tree=True),
-    "oktopk": recipes.oktopk(),
-    "oktopk bf16": recipes.oktopk(wire="bf16"),
-    "oktopk int32": recipes.oktopk(wire="fp32+int32"),
+    "slots": recipes.slots(),
+    "slots bf16": recipes.slots(wire="bf16"),
+    "slots int32": recipes.slots(wire="fp32+int32"),
     "topk two levels": recipes.topk(collective=TwoLevel(nodes=2)),
 }
 RAGGED = {
-    "oktopk pairwise": recipes.oktopk(collective=Slots(form="pairwise")),
+    "slots pairwise": recipes.slots(collective=Slots(form="pairwise")),
     "topk ragged": recipes.topk(collective=AllGather(ragged=True)),
     "topk rice": recipes.topk(wire="fp32+rice"),
     "topk rows": recipes.topk(wire="bf16+rows"),
@@ -42,8 +42,8 @@ RAGGED = {
     "topkdsa coded": recipes.topkdsa(wire="bf16+auto"),
     "spardl": recipes.spardl(),
     "spardl coded": recipes.spardl(wire="bf16+rice"),
-    "faithful": recipes.topk(collective=OkTopk()),
-    "faithful, all to all": recipes.topk(collective=OkTopk(form="all_to_all")),
+    "oktopk as published": recipes.topk(collective=OkTopk()),
+    "oktopk as published, all to all": recipes.topk(collective=OkTopk(form="all_to_all")),
 }
 
 
@@ -99,16 +99,16 @@ def test_collectives_price_themselves(world):
 
 
 SENDING = ("topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "adtopk", "gtopk",
-           "topkdsa", "oktopk", "spardl")  # fmt: skip
+           "topkdsa", "slots", "spardl")  # fmt: skip
 MORE = {
-    "oktopk(faithful)": recipes.oktopk(faithful=True),
+    "oktopk": recipes.oktopk(),
     "sidco(gamma)": recipes.sidco(fit="gamma"),
     "redsync(trim)": recipes.redsync(trim=True),
     "dgc(loose)": recipes.dgc(hierarchical=False),
     "topk(reused)": recipes.topk(refresh=4),
     "adtopk(estimate)": recipes.adtopk(estimate=True),
 }
-FLOORS = {"gaussiank", "redsync", "sidco", "oktopk(faithful)", "sidco(gamma)", "dgc(loose)",
+FLOORS = {"gaussiank", "redsync", "sidco", "oktopk", "sidco(gamma)", "dgc(loose)",
           "topk(reused)", "adtopk(estimate)"}  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_a_price_that_steps_may_exceed_is_said_to_be_a_floor(name):
 
     sent, priced = map(sum, zip(*local.run(4, worker), strict=True))
     assert name in FLOORS or sent <= 1.05 * priced
-    assert name not in ("oktopk(faithful)", "redsync", "sidco(gamma)") or sent > 1.2 * priced
+    assert name not in ("oktopk", "redsync", "sidco(gamma)") or sent > 1.2 * priced
 
 
 def test_a_floor_stays_one_in_every_nesting():

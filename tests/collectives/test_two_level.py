@@ -151,7 +151,7 @@ def test_parameters_of_others_in_the_same_buffer_stay_untouched():
 
 
 def test_the_recipes_own_collective_goes_between_nodes():
-    wanted = {"gtopk": GTopK, "topkdsa": SplitReduce, "oktopk": Slots, "spardl": BlockQuota}
+    wanted = {"gtopk": GTopK, "topkdsa": SplitReduce, "slots": Slots, "spardl": BlockQuota}
     for name, kind in wanted.items():
         built = getattr(recipes, name)(density=0.1, collective="two_level(2)")
         assert isinstance(built.inner.inner.collective, kind)

@@ -14,7 +14,7 @@ from thinwire.comm.mpi import MPIComm
 CALLS = (
     "dense()", "half()", "topk(density=0.05)", "sidco(density=0.05)", "gtopk(density=0.05)",
     "gtopk(density=0.05, tree=True)", "topkdsa(density=0.05, wire='bf16+auto')",
-    "oktopk(density=0.05)", "oktopk(density=0.05, faithful=True)", "spardl(density=0.05)",
+    "slots(density=0.05)", "oktopk(density=0.05)", "spardl(density=0.05)",
     "powersgd(rank=2)",
 )  # fmt: skip
 

@@ -42,7 +42,7 @@ def reduced(recipe: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("world", [3, 4, 5])
-@pytest.mark.parametrize("kind", ["gtopk", "spardl", "oktopk"])
+@pytest.mark.parametrize("kind", ["gtopk", "spardl", "slots"])
 def test_recipes_that_swap_lists_end_with_the_same_mean(kind: str, world: int) -> None:
     recipe = getattr(recipes, kind)(density=0.1)
     assert over_nccl(world, reduced(recipe)) == local.run(world, reduced(recipe))

@@ -50,9 +50,9 @@ VALUES = {"half", "bf16", "fp8", "int8", "natural", "qsgd", "terngrad", "signsgd
 # Sizes that hang on which entries were chosen: priced to 2 %, in tests/collectives/test_traffic.py.
 BY_CHANCE = {"topkdsa", "spardl"}
 CODED = {"topk(rows)", "topk(rice)", "topk(smallest)", "topk(cheapest, by fill)"}
-UNEVEN = ("faithful", "tree", "pairwise", "two levels")
+UNEVEN = ("oktopk", "tree", "pairwise", "two levels")
 # What others add to the sum is mine to keep: shares hold more entries than were selected.
-SUMMED = {"topkdsa", "oktopk", "spardl"}
+SUMMED = {"topkdsa", "oktopk", "slots", "spardl"}
 ESTIMATED = {"threshold", "dgc", "gaussiank", "redsync", "sidco"}
 
 CASES: dict[str, Reducer] = {
@@ -96,15 +96,15 @@ CASES: dict[str, Reducer] = {
     "topkdsa(pairwise)": recipes.topkdsa(density=0.05, collective=SplitReduce(form="pairwise")),
     "gtopk(tree)": recipes.gtopk(density=0.05, tree=True),
     "gtopk(tree, bf16)": recipes.gtopk(density=0.05, tree=True, wire="bf16+rice"),
-    "oktopk": recipes.oktopk(density=0.05),
-    "oktopk(bf16)": recipes.oktopk(density=0.05, wire="bf16"),
-    "oktopk(int8, pairwise)": recipes.oktopk(
+    "slots": recipes.slots(density=0.05),
+    "slots(bf16)": recipes.slots(density=0.05, wire="bf16"),
+    "slots(int8, pairwise)": recipes.slots(
         density=0.05, wire="int8", collective=Slots(form="pairwise")
     ),
-    "oktopk(faithful)": recipes.oktopk(density=0.05, faithful=True),
-    "oktopk(faithful, momentum)": recipes.oktopk(density=0.05, faithful=True, memory="momentum"),
-    "oktopk(faithful, spread)": recipes.oktopk(
-        density=0.05, faithful=True, wire="bf16", collective=OkTopk(spread_above=1.0, refresh=2)
+    "oktopk": recipes.oktopk(density=0.05),
+    "oktopk(momentum)": recipes.oktopk(density=0.05, memory="momentum"),
+    "oktopk(spread)": recipes.oktopk(
+        density=0.05, wire="bf16", collective=OkTopk(spread_above=1.0, refresh=2)
     ),
     "spardl": recipes.spardl(density=0.05),
     "spardl(coded)": recipes.spardl(density=0.05, wire="bf16+rice"),
@@ -151,7 +151,7 @@ CASES: dict[str, Reducer] = {
 
 # Every recipe in every world, its variants in one; the fast suite takes a part of them.
 # Recipes with a collective of their own also in odd and in large worlds.
-MERGING = ("topk", "gtopk", "gtopk(tree)", "topkdsa", "oktopk", "oktopk(faithful)", "spardl",
+MERGING = ("topk", "gtopk", "gtopk(tree)", "topkdsa", "slots", "oktopk", "spardl",
            "topk(cheapest)", "topk(two levels)")  # fmt: skip
 GRID = [
     pytest.param(case, world, marks=[pytest.mark.slow] if world not in (1, 3, 4) else [])
@@ -415,10 +415,12 @@ def test_density_is_respected(case: str, world: int) -> None:
                 more = "natural" in case or "bf16" in case or "tree" in case  # answered for by me
                 assert o.entries <= wanted or more
                 assert int((o.mean != 0).sum()) == wanted
-            elif "faithful" in case:  # a threshold that lags a growing residual: up to all sent
+            elif case.startswith(
+                "oktopk"
+            ):  # a threshold that lags a growing residual: up to all sent
                 assert wanted / 3 <= int((o.mean != 0).sum()) <= 4 / 3 * wanted * world
                 assert o.entries <= 4 / 3 * wanted + 1 or "spread" in case
-            elif case.startswith(("oktopk", "spardl")):  # of the sum, about what was asked
+            elif case.startswith(("slots", "spardl")):  # of the sum, about what was asked
                 # slots have room for 2 sqrt(k/P) entries of chance each
                 most = 1.1 * wanted + 2 * (wanted * world) ** 0.5 + world
                 assert wanted / 3 <= int((o.mean != 0).sum()) <= most

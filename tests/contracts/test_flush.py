@@ -49,7 +49,6 @@ CASES |= {
     f"topk, {name}": built("topk", collective=name) for name in COLLECTIVES if name != "two_level"
 }
 CASES |= {
-    "oktopk(faithful)": built("oktopk", faithful=True),
     "gtopk(tree)": built("gtopk", tree=True),
     "dgc(loose)": built("dgc", hierarchical=False),
     "dgc(nesterov)": built("dgc", memory=MomentumCorrected(nesterov=True, learning_rate=True)),
@@ -59,7 +58,7 @@ CASES |= {
     "adtopk(partial)": built("adtopk", partial=True),
     "adtopk(hybrid)": built("adtopk", hybrid=True),
     "adtopk(dim1)": built("adtopk", rows="dim1", dense=None),
-    "oktopk(rated)": built("oktopk", memory=RATED),
+    "slots(rated)": built("slots", memory=RATED),
     "spardl(decay)": built("spardl", memory=Residual(decay=0.9)),
     "topk(reused)": built("topk", refresh=3),
     "topk(by name)": recipes.topk({layout.vectors: 1.0, "": FLUSH}),
@@ -73,7 +72,7 @@ CASES |= {
     "onebit": recipes.onebit(block=Piecewise((STEPS - 1,), (512, 1))),
     "signsgd": recipes.signsgd(block=Piecewise((STEPS - 1,), (512, 1))),
 }
-watched = recipes.oktopk(FLUSH)
+watched = recipes.slots(FLUSH)
 assert isinstance(watched, Remember)
 CASES["watch"] = replace(watched, inner=Watch(inner=watched.inner, probe=lambda *seen: None))
 
@@ -106,14 +105,14 @@ def test_nothing_waits_after_a_flush(case: str, world: int) -> None:
         assert after <= (5e-6 if case in PRODUCTS else 0.0)
 
 
-@pytest.mark.parametrize("name", ["topk", "gtopk", "topkdsa", "oktopk", "spardl", "adtopk"])
+@pytest.mark.parametrize("name", ["topk", "gtopk", "topkdsa", "slots", "spardl", "adtopk"])
 def test_between_nodes_rounding_is_left(name: str) -> None:
     """A node's sum is taken apart again: a bit of the last place of what was added."""
     for _, after in residuals(built(name, collective=TwoLevel(nodes=2)), 4):
         assert after <= 2e-6
 
 
-@pytest.mark.parametrize("case", ["oktopk", "gtopk", "spardl", "topk", "topkdsa", "adtopk"])
+@pytest.mark.parametrize("case", ["slots", "gtopk", "spardl", "topk", "topkdsa", "adtopk"])
 def test_a_flush_on_eight_bits_leaves_their_rounding(case: str) -> None:
     """Half a step of 1/127 of the block's largest; of the chunk that a rank owns, P times that."""
     world = 4

@@ -228,7 +228,7 @@ def test_bench_collectives(comm: str, tmp_path: Path) -> None:
 
 def test_trace(tmp_path: Path) -> None:
     """Tables within 80 columns, and files that say the same."""
-    call = "oktopk(density=0.01, wire='bf16')"
+    call = "slots(density=0.01, wire='bf16')"
     done = thinwire("trace", "--recipe", call, "--workers", "3", "--steps", "4",
                     "--params", "20000", "--out", str(tmp_path / "deep" / "out"))  # fmt: skip
     assert done.returncode == 0, done.stderr

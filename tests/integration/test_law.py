@@ -53,7 +53,7 @@ class Recorder:
 # Collectives that no recipe has by itself, and ways of writing them.
 MORE = (
     "topk(collective='two_level(2)', density=0.05)",
-    "oktopk(faithful=True, density=0.05)",
+    "oktopk(density=0.05)",
     "gtopk(tree=True, density=0.05)",
     "adtopk(collective='cheapest', wire='bf16+auto', density=0.05)",
 )

@@ -23,7 +23,7 @@ CASES = {
     "stopped while others wait for its buffers": Case(
         fault="stop", phase="between", kind="dense", victim=0, world=4
     ),
-    "killed in an exchange": Case(fault="kill", phase="exchange", kind="oktopk", victim=1, world=4),
+    "killed in an exchange": Case(fault="kill", phase="exchange", kind="slots", victim=1, world=4),
     "stopped before it attaches": Case(fault="stop", phase="attach", victim=2),
     "raises in the lane": Case(fault="raise", phase="select", victim=0),
 }

@@ -23,7 +23,7 @@ BOOKS = Path(__file__).parents[2] / "docs" / "results"
 README = (BOOKS.parents[1] / "README.md").read_text(encoding="utf-8")
 LOW_RANK = ("powersgd", "acpsgd")
 FEW_BITS = ("half", "bf16", "int8", "fp8", "natural", "qsgd", "terngrad", "signsgd", "onebit")
-FAMILIES = {"dense", "int8", "onebit", "randomk", "topk", "dgc", "gtopk", "oktopk", "adtopk",
+FAMILIES = {"dense", "int8", "onebit", "randomk", "topk", "dgc", "gtopk", "slots", "adtopk",
             "powersgd", "acpsgd"}  # fmt: skip
 
 

@@ -31,7 +31,7 @@ RUNS = (
     ("topk(density=0.05)", {}),
     ("dgc(density=0.05)", {}),
     ("acpsgd(rank=2)", {}),
-    ("oktopk(density=0.05)", {}),
+    ("slots(density=0.05)", {}),
     ("ddp", {"loaders": 1}),
     # batch norm, mixed precision, a loss scale, clipping
     ("topk(density=0.05)", {"job": "resnet20", "precision": "fp16", "clip": 1.0}),

@@ -42,8 +42,8 @@ def traced(call: str, world: int) -> tuple[Trace, list[int]]:
     return trace, list(sizes)
 
 
-CALLS = ["dense()", "topk()", "gtopk()", "gtopk(tree=True)", "topkdsa()", "oktopk()", "spardl()",
-         "oktopk(faithful=True)", "half()"]  # fmt: skip
+CALLS = ["dense()", "topk()", "gtopk()", "gtopk(tree=True)", "topkdsa()", "slots()", "spardl()",
+         "oktopk()", "half()"]  # fmt: skip
 
 
 @pytest.mark.parametrize("world", [1, 4, 5])
@@ -74,13 +74,13 @@ def test_phases_have_the_names_of_the_algorithm():
     assert names["dense()"] == ["average"]
     assert names["topk()"] == ["gather"]
     assert names["gtopk()"] == ["hop 1", "hop 2"]
-    assert names["oktopk()"] == ["cut", "split", "gather"]
+    assert names["slots()"] == ["cut", "split", "gather"]
     assert names["spardl()"] == ["hop 2", "hop 1", "gather"]
     assert set(names["gtopk(tree=True)"]) == {"up", "down"}
 
 
 def test_predictions_stand_beside_measurements():
-    trace, metered = traced("oktopk()", 4)
+    trace, metered = traced("slots()", 4)
     found = {p.what: p for p in patterns.predictions(trace)}
     assert found["bytes"].predicted == found["bytes"].measured == max(metered) / STEPS
     assert found["rounds"].predicted == found["rounds"].measured

@@ -145,7 +145,7 @@ def test_what_was_priced_by_a_floor_says_so():
             row = table([option], option)[1]
             assert row[4].startswith(">= ") == option.floor
     assert {e.name for e in catalogue(10**6, 4, 0.01, 4) if e.floor} == {
-        "gaussiank", "redsync", "sidco",
+        "gaussiank", "oktopk", "redsync", "sidco",
     }  # fmt: skip
 
 

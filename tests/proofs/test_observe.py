@@ -53,7 +53,7 @@ def judged(recipe, **options):
 
 @pytest.mark.parametrize(
     "call",
-    ["topk(density=0.05)", "adtopk(density=0.1)", "oktopk(density=0.05)", "gtopk(density=0.05)",
+    ["topk(density=0.05)", "adtopk(density=0.1)", "slots(density=0.05)", "gtopk(density=0.05)",
      "dgc(density=0.05)", "topkdsa(density=0.05)", "randomk(density=0.05)", "acpsgd(rank=2)",
      "powersgd(rank=2)", "int8()", "signsgd()", "onebit()", "sidco(density=0.05)",
      "randomk(density=Piecewise((18,), (0.02, 0.5)))"],
@@ -209,7 +209,7 @@ def test_a_recipe_that_is_made_anew_in_every_step_can_be_observed():
 
 
 @pytest.mark.parametrize(
-    "call", ["oktopk(density=0.05)", "acpsgd(rank=2)", "adtopk(density=0.1, interleave=True)"]
+    "call", ["slots(density=0.05)", "acpsgd(rank=2)", "adtopk(density=0.1, interleave=True)"]
 )
 def test_observing_changes_nothing(call):
     recipe = recipes.parse(call)

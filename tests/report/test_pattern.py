@@ -12,7 +12,7 @@ from thinwire.report.pattern import draw
 
 
 @pytest.mark.parametrize(
-    ("call", "world"), [("topk()", 1), ("oktopk()", 4), ("gtopk(tree=True)", 5), ("spardl()", 9)]
+    ("call", "world"), [("topk()", 1), ("slots()", 4), ("gtopk(tree=True)", 5), ("spardl()", 9)]
 )
 def test_a_picture_is_made(call, world, tmp_path):
     draw(traced(call, world)[0], tmp_path / "pattern.png")

@@ -29,7 +29,7 @@ app.add_typer(bench, name="bench")
 RECIPES = (
     "half()", "int8()", "signsgd()", "randomk(density=0.01)", "topk(density=0.01)",
     "dgc(density=0.01)", "sidco(density=0.01)", "adtopk(density=0.01)", "gtopk(density=0.01)",
-    "oktopk(density=0.01)", "spardl(density=0.01)", "powersgd(rank=4)", "acpsgd(rank=4)",
+    "slots(density=0.01)", "spardl(density=0.01)", "powersgd(rank=4)", "acpsgd(rank=4)",
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from thinwire.plan.planner import DENSE, Option, Setup
 from thinwire.report import planned
 
 RECIPES = (
-    "bf16()", "topk(density=0.01)", "adtopk(density=0.01)", "oktopk(density=0.01)",
+    "bf16()", "topk(density=0.01)", "adtopk(density=0.01)", "slots(density=0.01)",
     "acpsgd(rank=4)", "powersgd(rank=4)",
 )  # fmt: skip
 LOCAL = 8  # workers started here at most; a larger world is worked out from these

@@ -20,7 +20,7 @@ SHOWN = 16  # ranks of a matrix that fit on a screen
 
 @app.command()
 def trace(
-    recipe: Annotated[str, typer.Option(help="A recipe call.")] = "oktopk(density=0.01)",
+    recipe: Annotated[str, typer.Option(help="A recipe call.")] = "slots(density=0.01)",
     workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 4,
     net: Annotated[str, typer.Option(help="A rate like 1gbit; none for loopback.")] = "none",
     params: Annotated[int, typer.Option(parser=whole(100), help="Size of the model.")] = 1_000_000,

@@ -70,10 +70,10 @@ def contenders(trial: Trial) -> dict[str, Reducer]:
         "SplitReduce, pairwise": recipes.topkdsa(
             collective=SplitReduce(form="pairwise"), **options
         ),
-        "Ok-Topk": recipes.oktopk(faithful=True, collective=OkTopk(form="all_to_all"), **options),
-        "Ok-Topk, pairwise": recipes.oktopk(faithful=True, **options),
-        "Slots": recipes.oktopk(**options),
-        "Slots, pairwise": recipes.oktopk(collective=Slots(form="pairwise"), **options),
+        "Ok-Topk": recipes.oktopk(collective=OkTopk(form="all_to_all"), **options),
+        "Ok-Topk, pairwise": recipes.oktopk(**options),
+        "Slots": recipes.slots(**options),
+        "Slots, pairwise": recipes.slots(collective=Slots(form="pairwise"), **options),
         "SparDL": recipes.spardl(**options),
     }
 

@@ -30,9 +30,9 @@ from thinwire.plan import network, planner
 from thinwire.plan.network import Network
 from thinwire.planned import Planned, agreed
 
-RECIPES = ("dense()", "adtopk(density=0.01)", "oktopk(density=0.01)", "acpsgd(rank=4)")
+RECIPES = ("dense()", "adtopk(density=0.01)", "slots(density=0.01)", "acpsgd(rank=4)")
 MODELS, WORLDS, NETS = ("mlp", "vgg16"), (2, 4, 8), ("100mbit", "1gbit", "10gbit")
-AUTO = 'auto(among=("adtopk", "acpsgd", "oktopk", "dense"))'
+AUTO = 'auto(among=("adtopk", "acpsgd", "slots", "dense"))'
 TURNS = 3
 SECONDS = 5.0  # to measure one cell, if a step a turn fits into it
 STEPS = 5  # a turn at most

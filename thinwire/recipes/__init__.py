@@ -20,7 +20,7 @@ from thinwire.protocols import Reducer
 from thinwire.recipes.alldimension import adtopk
 from thinwire.recipes.auto import auto
 from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
-from thinwire.recipes.merging import gtopk, oktopk, spardl, topkdsa
+from thinwire.recipes.merging import gtopk, oktopk, slots, spardl, topkdsa
 from thinwire.recipes.sparse import (
     demo_dct,
     dgc,
@@ -47,7 +47,7 @@ from thinwire.spelling import meant
 __all__ = [  # noqa: RUF022  (the order in which people read them)
     "dense", "half", "bf16", "fp8", "int8", "onebit", "natural", "signsgd", "qsgd", "terngrad",
     "randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "gtopk", "topkdsa",
-    "oktopk", "spardl", "adtopk", "powersgd", "acpsgd", "demo_dct", "auto",
+    "oktopk", "slots", "spardl", "adtopk", "powersgd", "acpsgd", "demo_dct", "auto",
 ]  # fmt: skip
 
 SCHEDULES = ("Flushed", "Piecewise", "Ramp", "dgc_ramp", "stages")

@@ -11,7 +11,7 @@ from thinwire.planned import Fastest, Planned
 from thinwire.protocols import Memory, Reducer
 from thinwire.recipes.alldimension import adtopk
 from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
-from thinwire.recipes.merging import gtopk, oktopk, spardl, topkdsa
+from thinwire.recipes.merging import gtopk, oktopk, slots, spardl, topkdsa
 from thinwire.recipes.options import remembered
 from thinwire.recipes.sparse import topk
 from thinwire.recipes.values import bf16, dense, half, int8
@@ -20,12 +20,12 @@ from thinwire.schedule import Flushed
 KNOWN: dict[str, Callable[..., Reducer]] = {
     recipe.__name__: recipe
     for recipe in (
-        topk, adtopk, acpsgd, powersgd, oktopk, gtopk, topkdsa, spardl, randomk, bf16, half, int8,
-        dense,
+        topk, adtopk, acpsgd, powersgd, oktopk, slots, gtopk, topkdsa, spardl, randomk, bf16, half,
+        int8, dense,
     )
 }  # fmt: skip
 FINALS = 0.15  # of the shortest step: who is as near as that is tried once more
-AMONG = ("topk", "adtopk", "acpsgd", "oktopk", "bf16", "dense")
+AMONG = ("topk", "adtopk", "acpsgd", "slots", "bf16", "dense")
 
 
 def auto(

@@ -16,7 +16,6 @@ from thinwire.wire import Wire
 from thinwire.wire import wire as as_wire
 
 _TREE = GTopK(tree=True)
-_PUBLISHED = OkTopk()
 
 
 @schedulable
@@ -65,29 +64,39 @@ def topkdsa(
 def oktopk(
     density: Densities = 0.01,
     *,
-    faithful: bool = False,
     collective: Merge = None,
     memory: str | Memory = "residual",
     wire: str | Wire = "fp32",
     warmup: int = 0,
 ) -> Reducer:
-    """About the largest entries of the sum of all, from owners of regions of equal load.
+    """About the largest entries of the sum, from owners of regions of equal load, as published.
 
-    By default two exchanges of coded slots of fixed size, owners keep what they drop, and indices
-    are coded; with `faithful` the published method. Source: Li & Hoefler, PPoPP 2022,
-    arXiv 2201.07598; the default is our own after it (docs/communication.md).
+    Thresholds are exact in one step of 32 and reused in between. `slots` does the same with fewer
+    bytes and no such steps. Source: Li & Hoefler, PPoPP 2022, arXiv 2201.07598.
     """
-    if faithful and not isinstance(merge(collective, ragged=True, own=_PUBLISHED), OkTopk):
-        raise ValueError(
-            f"faithful is the published exchange, got collective={collective!r} too; give one, or "
-            "an OkTopk with options"
-        )
-    published = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
-    pick = published if faithful else _topk
-    coded = as_wire(wire, "int32" if faithful else "auto")
+    pick = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
     return sparse(
-        pick, whole, density=density, collective=collective,
-        own=_PUBLISHED if faithful else Slots(), memory=memory, wire=coded, warmup=warmup,
+        pick, whole, density=density, collective=collective, own=OkTopk(), memory=memory,
+        wire=as_wire(wire, "int32"), warmup=warmup,
+    )  # fmt: skip
+
+
+@schedulable
+def slots(
+    density: Densities = 0.01,
+    *,
+    collective: Merge = None,
+    memory: str | Memory = "residual",
+    wire: str | Wire = "fp32",
+    warmup: int = 0,
+) -> Reducer:
+    """About the largest entries of the sum, in two exchanges of coded slots of fixed size.
+
+    Owners of regions keep what they drop. Source: our own, after Ok-Topk (docs/communication.md).
+    """
+    return sparse(
+        _topk, whole, density=density, collective=collective, own=Slots(), memory=memory,
+        wire=as_wire(wire, "auto"), warmup=warmup,
     )  # fmt: skip
 
 
