@@ -65,6 +65,13 @@ class _Fault:
         self.case, self.mine, self.space, self.report = case, rank == case.victim, space, report
         self.step = 0
 
+    def before(self, verb: Any) -> Any:
+        def struck(*args: Any) -> Any:
+            self.at("exchange")
+            return verb(*args)
+
+        return struck
+
     def begin(self, phase: str) -> None:
         """A phase that comes before the first step."""
         self.step = WHEN
@@ -154,8 +161,8 @@ def _train(rank: int, case: Case, fault: _Fault) -> None:
             optimizer, net.named_parameters(), recipe, timeout=case.timeout, bucket_mb=0.003
         )
     comm = sync._intake.peers.comm
-    ending = comm._finish
-    comm._finish = lambda work, x: (fault.at("exchange"), ending(work, x))  # it has begun
+    for verb in ("_finish", "_swap"):  # in these it has begun
+        setattr(comm, verb, fault.before(getattr(comm, verb)))
     for step in range(WHEN + 40):
         fault.step = step
         fault.at("between")

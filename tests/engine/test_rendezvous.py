@@ -95,8 +95,54 @@ class _Silent:
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
-    with pytest.raises(TimeoutError, match="the store does not answer"):
+    with pytest.raises(TimeoutError, match="rank 0 does not answer, nor does the rendezvous store"):
         rendezvous.meet(_Silent(), range(2), 1, 0.5)  # type: ignore[arg-type]
+
+
+def test_one_that_is_stopped_keeps_nobody_from_the_others() -> None:
+    """Rank 1's machine takes connections, and nobody there answers."""
+    store = dist.HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        record = json.dumps(["00" * rendezvous.MARK, stopped.getsockname()[1], ["127.0.0.1"]])
+        store.set(f"{rendezvous.key(range(4))}/1", record)
+        with ThreadPoolExecutor(3) as ranks:
+            met = [ranks.submit(rendezvous.meet, store, range(4), r, 3.0) for r in (0, 2, 3)]
+            for rank, said in zip((0, 2, 3), met, strict=True):
+                with pytest.raises(TimeoutError, match=f"rank {rank} found no way to rank 1 with"):
+                    said.result()
+
+
+def test_a_store_that_ends_early_is_no_matter_to_those_who_have_read_it() -> None:
+    """Its host has given up on the one that is missing, and taken the store with it."""
+
+    class Ends:
+        def __init__(self, store: Any) -> None:
+            self.store, self.ended = store, threading.Event()
+
+        def clone(self) -> Any:
+            return self
+
+        def set(self, key: str, value: str) -> None:
+            self.store.set(key, value)
+
+        def check(self, keys: list[str]) -> bool:
+            if self.ended.is_set():
+                raise RuntimeError("Connection reset by peer")
+            return bool(self.store.check(keys))
+
+        def get(self, key: str) -> bytes:
+            return bytes(self.store.get(key))
+
+    store: Any = Ends(dist.HashStore())
+    with ThreadPoolExecutor(2) as ranks:
+        met = [ranks.submit(rendezvous.meet, store, range(3), r, 3.0) for r in (0, 1)]
+        time.sleep(1.0)
+        store.ended.set()
+        for rank, said in enumerate(met):
+            with pytest.raises(TimeoutError, match=f"rank {rank} found no way to rank 2 within"):
+                said.result()
+    with pytest.raises(TimeoutError, match=r"rank 0 does not answer.*\(Connection reset by peer\)"):
+        rendezvous.meet(store, range(3), 2, 60.0)
 
 
 def test_what_cannot_be_reached_is_told_with_the_variable_and_the_interfaces() -> None:

@@ -56,7 +56,7 @@ class Peers:
         deadline = time.monotonic() + timeout
         try:
             sockets, name = rendezvous.meet(store, ranks, rank, timeout)
-        except (TimeoutError, ConnectionError) as error:
+        except TimeoutError as error:
             raise RankFailed(str(error)) from None
         self.lines = Lines(rank, sockets)
         try:

@@ -16,7 +16,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch.distributed.distributed_c10d import Store
@@ -25,7 +26,9 @@ MAGIC = b"thinwire line 1\n"
 MARK = 16  # bytes that tell one record from another
 HELLO = struct.Struct(f"!{len(MAGIC)}sI{MARK}s{MARK}s")  # rank, its record, the record it read
 KNOCK = 1.0  # seconds to try one address
+SILENT = 2.0  # seconds without an answer after which a store is not there
 T = TypeVar("T")
+_Found = tuple[int, socket.socket, bytes]  # a rank, the line to it, the mark of its record
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -35,19 +38,25 @@ def meet(
     """A connection to every other rank of the group, and a name of the group that is its alone."""
     board = _Board(store, key(ranks), rank, len(ranks))
     deadline = time.monotonic() + timeout
+    found: queue.SimpleQueue[_Found] = queue.SimpleQueue()
+    for lower in range(rank):  # side by side: one that is lost keeps nobody from the others
+        knocking = threading.Thread(
+            target=_connect, args=(board, lower, found), name="thinwire rendezvous", daemon=True
+        )
+        knocking.start()
     sockets: dict[int, socket.socket] = {}
     marks = {rank: board.mark}
     try:
-        for lower in range(rank):
-            sockets[lower], marks[lower] = _connected(board, lower, deadline)
         while len(sockets) < len(ranks) - 1:
-            connection, higher, mark = _accepted(board, set(sockets), deadline)
-            sockets[higher], marks[higher] = connection, mark
-    except TimeoutError:
+            missing = [r for r in range(len(ranks)) if r not in marks]
+            if time.monotonic() > deadline or (board.error is not None and 0 in missing):
+                raise TimeoutError(_unreached(board, rank, missing, timeout))
+            for other, connection, mark in (*_arrived(found), *_accepted(board, set(sockets))):
+                sockets[other], marks[other] = connection, mark
+    except BaseException:
         for connection in sockets.values():
             connection.close()
-        missing = [r for r in range(len(ranks)) if r not in marks]
-        raise TimeoutError(_unreached(board, rank, missing, timeout)) from None
+        raise
     finally:
         board.close()
     together = b"".join(marks[r] for r in range(len(ranks)))
@@ -89,6 +98,7 @@ class _Board:
         self.record = json.dumps([self.mark.hex(), port, addresses()])
         self.records: dict[int, tuple[bytes, int, list[str]]] = {}
         self.error: Exception | None = None
+        self.answered = time.monotonic()  # when the store last did
         self.done = threading.Event()
         self._thread = threading.Thread(
             target=self._trade, args=(store, place), name="thinwire rendezvous", daemon=True
@@ -108,6 +118,8 @@ class _Board:
                 for lower in range(self.rank):
                     if own.check([f"{place}/{lower}"]):
                         self.records[lower] = _parsed(own.get(f"{place}/{lower}"))
+                own.check([place])
+                self.answered = time.monotonic()
                 self.done.wait(0.02)
         except (RuntimeError, ValueError) as error:
             self.error = error
@@ -120,24 +132,28 @@ def _parsed(record: bytes) -> tuple[bytes, int, list[str]]:
     return bytes.fromhex(mark), port, [str(host) for host in hosts]
 
 
-def _connected(board: _Board, lower: int, deadline: float) -> tuple[socket.socket, bytes]:
+def _connect(board: _Board, lower: int, found: queue.SimpleQueue[_Found]) -> None:
     """A line to a lower rank, once its record is there and is that of this group."""
-    while time.monotonic() < deadline:
-        if board.error is not None:
-            raise ConnectionError(f"the rendezvous store does not serve: {board.error}")
+    while not board.done.is_set():
         record = board.records.get(lower)
         if record is not None:
             mark, port, hosts = record  # this one for all its hosts: a newer one has another mark
             for host in hosts:
-                connection = _greeted(board, lower, mark, (host, port), deadline)
+                connection = _greeted(board, lower, mark, (host, port))
                 if connection is not None:
-                    return connection, mark
+                    found.put((lower, connection, mark))
+                    return
         time.sleep(0.01)
-    raise TimeoutError
+
+
+def _arrived(found: queue.SimpleQueue[_Found]) -> Iterator[_Found]:
+    with suppress(queue.Empty):
+        while True:
+            yield found.get_nowait()
 
 
 def _greeted(
-    board: _Board, lower: int, mark: bytes, where: tuple[str, int], deadline: float
+    board: _Board, lower: int, mark: bytes, where: tuple[str, int]
 ) -> socket.socket | None:
     """The connection, if whoever listens there is the rank whose record has this mark."""
     try:
@@ -147,9 +163,7 @@ def _greeted(
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         connection.sendall(HELLO.pack(MAGIC, board.rank, board.mark, mark))
-        answer = _read(
-            connection, lambda: time.monotonic() < deadline and _newest(board, lower, mark)
-        )
+        answer = _read(connection, lambda: not board.done.is_set() and _newest(board, lower, mark))
         if answer == HELLO.pack(MAGIC, lower, mark, board.mark):
             return connection
     except OSError:
@@ -183,29 +197,26 @@ def _read(connection: socket.socket, wanted: Callable[[], bool]) -> bytes:
     return got
 
 
-def _accepted(board: _Board, known: set[int], deadline: float) -> tuple[socket.socket, int, bytes]:
-    """The next of the higher ranks that means our record."""
-    while (left := deadline - time.monotonic()) > 0:
-        if board.error is not None:
-            raise ConnectionError(f"the rendezvous store does not serve: {board.error}")
-        board.listener.settimeout(min(left, 0.2))
-        try:
-            connection, _ = board.listener.accept()
-        except TimeoutError:
-            continue
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            hello = _read(connection, _soon())
-            if len(hello) == HELLO.size:
-                magic, rank, mark, ours = HELLO.unpack(hello)
-                wanted = board.rank < rank < board.size and rank not in known
-                if magic == MAGIC and ours == board.mark and wanted:
-                    connection.sendall(HELLO.pack(MAGIC, board.rank, board.mark, mark))
-                    return connection, rank, mark
-        except OSError:
-            pass
-        connection.close()
-    raise TimeoutError
+def _accepted(board: _Board, known: set[int]) -> Iterator[_Found]:
+    """The next of the higher ranks that means our record, if one comes in a moment."""
+    board.listener.settimeout(0.05)
+    try:
+        connection, _ = board.listener.accept()
+    except TimeoutError:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        hello = _read(connection, _soon())
+        if len(hello) == HELLO.size:
+            magic, rank, mark, ours = HELLO.unpack(hello)
+            wanted = board.rank < rank < board.size and rank not in known
+            if magic == MAGIC and ours == board.mark and wanted:
+                connection.sendall(HELLO.pack(MAGIC, board.rank, board.mark, mark))
+                yield rank, connection, mark
+                return
+    except OSError:
+        pass
+    connection.close()
 
 
 def _listener() -> socket.socket:
@@ -254,13 +265,15 @@ def named_interfaces() -> str:
 
 def _unreached(board: _Board, rank: int, missing: list[int], timeout: float) -> str:
     names = ", ".join(f"rank {r}" for r in missing)
-    unseen = [r for r in missing if r < rank and r not in board.records]
-    if missing and len(unseen) == len(missing):
-        why = "it left no address in the store: it has not come, or the store does not answer"
-    else:
-        why = (
-            "not come to attach or distribute, or on a machine that cannot be reached from here; "
-            f"then set {' or '.join(VARIABLES)} to the interface that leads there (here "
-            f"are {named_interfaces()})"
+    quiet = time.monotonic() - board.answered
+    if 0 in missing and (board.error is not None or quiet > min(SILENT, timeout / 2)):
+        return (
+            "rank 0 does not answer, nor does the rendezvous store, which it hosts unless a "
+            f"launcher does ({board.error or f'silent for {quiet:.0f} s'})"
         )
-    return f"rank {rank} found no way to {names} within {timeout:.0f} s: {why}"
+    return (
+        f"rank {rank} found no way to {names} within {timeout:.0f} s: not come to attach or "
+        "distribute, or on a machine that cannot be reached from here; then set "
+        f"{' or '.join(VARIABLES)} to the interface that leads there (here are "
+        f"{named_interfaces()})"
+    )
