@@ -87,6 +87,24 @@ def test_interleaved_is_no_worse_than_plain(accuracy):
     assert less(accuracy[mixed]) == pytest.approx(less(accuracy[plain]), rel=0.01)
 
 
+def test_the_authors_rules_are_worth_what_they_claim(accuracy):
+    """At the same ramp, memory and wire; and the documents say by how much, with the bytes."""
+    ruled = next(c for c in accuracy if 'rows="dim1"' in c and len(accuracy[c]) >= 3)
+    plain = 'topk(density=Ramp(start=0.3, end=0.01, steps=700), wire="int8+auto")'
+    assert len(accuracy[plain]) >= 3 and points(accuracy[ruled]) > points(accuracy[plain]) + 2
+    page = (BOOKS.parent / "results.md").read_text(encoding="utf-8")
+    for call in (ruled, plain):
+        lines = accuracy[call]
+        assert f"| {points(lines):.1f} ± {deviation(lines):.1f} % | {less(lines):.1f} |" in page
+    of_lstm = [line for line in ledger.read([BOOKS / "language.jsonl"]) if line.job == "lstm-lm"]
+    for call in (ruled.split("(")[0], "topk"):
+        lines = [x for x in of_lstm if x.outcome.recipe.startswith(f"{call}(density=Ramp(start=0.3")
+                 and ("weight_hh" in x.outcome.recipe) == (call == "adtopk")]  # fmt: skip
+        scores = [line.outcome.figures["perplexity"] for line in lines]
+        assert len(scores) == 3
+        assert f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}" in page
+
+
 def test_every_recipe_had_its_run(accuracy):
     assert {call.split("(")[0] for call in accuracy} == set(recipes.__all__)
 
@@ -95,16 +113,16 @@ def test_the_readme_has_the_figures_of_the_files(accuracy):
     table = re.search(r"\| recipe \| accuracy \| times less.*\n\|[-|]+\n((?:\|.*\n)+)", README)
     shown = 0
     for row in table[1].splitlines():
-        name, scores, times = row.strip("|").split(" | ")
-        name = re.match(r" ?`(\w+)", name)[1]
+        what, scores, times = row.strip("|").split(" | ")
+        names = tuple(f"{name}(" for name in re.findall(r"`(\w+)", what))
         known = [(points(lines), deviation(lines), less(lines)) for call, lines in accuracy.items()
-                 if len(lines) >= 3 and call.startswith(f"{name}(")]  # fmt: skip
+                 if len(lines) >= 3 and call.startswith(names)]  # fmt: skip
         for score, factor in zip(scores.split("; "), times.strip().split("; "), strict=True):
             figures = re.fullmatch(r"([\d.]+) ± ([\d.]+) % ([\d.]+)", f"{score} {factor}")
             told = tuple(map(float, figures.groups()))  # rounded
             assert any(told == pytest.approx(theirs, abs=0.0501) for theirs in known), row
             shown += 1
-    assert shown == 9
+    assert shown == 11
 
 
 def first(line: Line, enough: float) -> dict[str, float]:
@@ -172,7 +190,8 @@ def test_gpt2_is_as_near_to_dense_only_where_dense_over_trains():
 
 def perplexities(job: str) -> dict[tuple[int, str, float], tuple[float, float]]:
     """Of recipes at 1 %, over those of dense at its best rate, else alike: the last, the best."""
-    lines = [line for line in ledger.read([BOOKS / "language.jsonl"]) if line.job == job]
+    lines = [line for line in ledger.read([BOOKS / "language.jsonl"])
+             if line.job == job and line.seed == 0]  # fmt: skip
     dense = [line for line in lines if line.outcome.recipe == "dense()"]
     found = {}
     for line in (line for line in lines if "end=0.01," in line.outcome.recipe):
@@ -180,7 +199,7 @@ def perplexities(job: str) -> dict[tuple[int, str, float], tuple[float, float]]:
         beside = [base for base in dense if base.settings | {"rate": 0.0} == alike]
         if not beside:  # another optimizer, with which dense has not run
             continue
-        assert less([line]) >= 15
+        assert less([line]) >= 15 or "weight_hh" in line.outcome.recipe  # dense by its authors
         last, best = (
             pick(line) / min(pick(base) for base in beside)
             for pick in (
