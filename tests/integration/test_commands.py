@@ -261,9 +261,7 @@ def children(pid: int) -> list[int]:
     return below + [more for child in below for more in children(child)]
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
     """Ctrl-C, a termination, even a killed parent."""
     parent = subprocess.Popen(
@@ -274,7 +272,7 @@ def test_no_process_stays_behind(sent: signal.Signals, code: int) -> None:
     while len(children(parent.pid)) < 4:
         assert parent.poll() is None, parent.communicate()
         time.sleep(0.2)
-    time.sleep(4)  # well into training
+    time.sleep(1)  # into training
     started = children(parent.pid)
     assert len(started) >= 4
     if sent == signal.SIGINT:

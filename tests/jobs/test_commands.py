@@ -218,10 +218,12 @@ def test_a_longer_run_that_was_interrupted_goes_on(tmp_path):
     ("number", "command"), [(signal.SIGTERM, "train"), (signal.SIGINT, "compare")]
 )
 def test_signals_finish_the_step_save_and_end(number, command, tmp_path):
-    """Also where a whole group is told to end, as `timeout` and Slurm do, and loaders with it."""
+    """Also where a whole group is told to end, and loaders with it; and twice within a moment, as
+    `timeout` does it, which signals its command and then the group."""
     call = [command, "mlp", "--recipe", "dense()", "--steps", "100000", "--workers", "2",
             "--set", f"loaders={int(command == 'train')}"]  # fmt: skip
     with _begun([*call, "--out", str(tmp_path / "run")], tmp_path) as process:
+        process.send_signal(number)
         os.killpg(process.pid, number)
         output, _ = process.communicate()
     assert process.returncode == 0, output
@@ -265,19 +267,6 @@ def test_signals_within_a_moment_are_one(monkeypatch):
         now[0] = 1.1 * workers.ECHO
         with pytest.raises(SystemExit):
             signal.raise_signal(signal.SIGTERM)
-
-
-@pytest.mark.slow
-def test_a_signal_that_comes_twice_at_once_is_one(tmp_path):
-    """As `timeout` has it, which signals its command and then the group."""
-    out = tmp_path / "run"
-    with _begun(
-        ["train", "mlp", "--workers", "1", "--steps", "100000", "--out", str(out)], out
-    ) as p:
-        for _ in range(2):
-            p.send_signal(signal.SIGINT)
-        output = p.communicate()[0]
-    assert p.returncode == 0 and "Stopped after step" in output and saved.steps(out)
 
 
 def _steps(folder: Path) -> int:

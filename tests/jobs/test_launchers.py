@@ -130,7 +130,7 @@ def test_comparisons_take_part_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [under_mpi, slurm])
+@pytest.mark.parametrize("start", [under_mpi])
 def test_what_all_are_refused_is_said_once(start):
     """torchrun too, but for what it says of itself."""
     code, _, complaints = start("--data", "/no/such/place")
