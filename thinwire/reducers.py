@@ -127,7 +127,7 @@ class Select:
         for piece in self.over(ghost, self._density(step)):
             _count(piece, asked)
         merge, k = self._merge(asked, layout), sum(asked.values())
-        priced = merge.traffic(k, layout.numel, world, self.wire.over(layout), step)
+        priced = merge.traffic(k, layout.numel, world, self.wire, step)
         return replace(priced, floor=priced.floor or getattr(self.pick, "capacity", 1.0) > 1)
 
     def __repr__(self) -> str:
@@ -227,7 +227,6 @@ def _taken(rows: Tensor | Sum) -> Tensor:
 
 def _link(bucket: Bucket, comm: Comm, wire: Wire) -> Link:
     salt = f"{bucket.layout.fingerprint}/{bucket.step}/{comm.rank}"
-    wire = wire.over(bucket.layout)
     if bucket.unused is None:
         return Link(comm, wire, salt=salt)
     used = [slot.name not in bucket.unused for slot in bucket.layout.slots]

@@ -32,7 +32,6 @@ RAGGED = {
     "slots pairwise": recipes.slots(collective=Slots(form="pairwise")),
     "topk ragged": recipes.topk(collective=AllGather(ragged=True)),
     "topk rice": recipes.topk(wire="fp32+rice"),
-    "topk rows": recipes.topk(wire="bf16+rows"),
     "topk auto": recipes.topk(wire="bf16+auto"),
     "topk cheapest": recipes.topk(collective="cheapest"),
     "gtopk rice": recipes.gtopk(wire="bf16+rice"),

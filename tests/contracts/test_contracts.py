@@ -49,7 +49,7 @@ VALUES = {"half", "bf16", "fp8", "int8", "natural", "qsgd", "terngrad", "signsgd
 # Counts that vary: no more than twice the density, no less than half of it where that is promised.
 # Sizes that hang on which entries were chosen: priced to 2 %, in tests/collectives/test_traffic.py.
 BY_CHANCE = {"topkdsa", "spardl"}
-CODED = {"topk(rows)", "topk(rice)", "topk(smallest)", "topk(cheapest, by fill)"}
+CODED = {"topk(rice)", "topk(smallest)", "topk(cheapest, by fill)"}
 UNEVEN = ("oktopk", "tree", "pairwise", "two levels")
 # What others add to the sum is mine to keep: shares hold more entries than were selected.
 SUMMED = {"topkdsa", "oktopk", "slots", "spardl"}
@@ -110,7 +110,6 @@ CASES: dict[str, Reducer] = {
     "spardl(coded)": recipes.spardl(density=0.05, wire="bf16+rice"),
     "topk(u16)": recipes.topk(density=0.05, wire="fp32+u16"),
     "topk(bitmap)": recipes.topk(density=0.05, wire="fp32+bitmap"),
-    "topk(rows)": recipes.topk(density=0.05, wire="fp32+rows"),
     "topk(rice)": recipes.topk(density=0.05, wire="fp32+rice"),
     "topk(smallest)": recipes.topk(density=0.05, wire="int8+auto"),
     "topk(cheapest)": recipes.topk(density=0.05, collective="cheapest"),

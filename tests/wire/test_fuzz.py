@@ -14,16 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from thinwire import Bucket
 from thinwire.payload import Sparse
 from thinwire.protocols import WireError
-from thinwire.wire import _INDICES, _VALUES, Wire, message
+from thinwire.wire import _INDICES as INDICES
+from thinwire.wire import _VALUES, Wire, message
 from thinwire.wire.blocks import Levels, OneBit
-from thinwire.wire.indices import Rows
 
 N, K = 600, 20
-LAYOUT = Bucket.of({"a": torch.zeros(10, 30), "b": torch.zeros(300)}, state={}).layout
-INDICES = {**_INDICES, "rows": Rows(LAYOUT)}
 VALUES = {**_VALUES, "levels": Levels(bits=4), "onebit": OneBit()}
 EACH = int(os.environ.get("THINWIRE_FUZZ", "0"))
 

@@ -13,7 +13,7 @@ from thinwire import Bucket
 from thinwire.payload import Sparse
 from thinwire.protocols import WireError
 from thinwire.wire import message, wire
-from thinwire.wire.indices import BLOCK, Bitmap, Blocks, Int32, Rows
+from thinwire.wire.indices import BLOCK, Bitmap, Blocks, Int32
 from thinwire.wire.rice import GROUP, Rice, Smallest
 
 LAYOUT = Bucket.of(
@@ -24,8 +24,6 @@ CODES = {
     "int32": Int32(),
     "bitmap": Bitmap(),
     "u16": Blocks(),
-    "rows": Rows(),
-    "rows of a layout": Rows(LAYOUT),
     "rice": Rice(),
     "smallest": Smallest(),
 }
@@ -90,17 +88,6 @@ def test_rice_follows_crowded_layers():
     assert check(Rice(), crowded, n) < 0.75 * Rice().nbytes(20_000, n)
 
 
-def test_rows_take_a_byte_where_the_row_allows():
-    narrow = Bucket.of({"w": torch.zeros(400, 256)}, state={}).layout
-    wide = Bucket.of({"w": torch.zeros(400, 257)}, state={}).layout
-    every_row = torch.arange(400) * 256
-    assert Rows(narrow).size(every_row, narrow.numel) == 1 + 400 + 400
-    assert Rows(wide).size(torch.arange(400) * 257, wide.numel) == 1 + 400 + 2 * 400
-    for k in (400, 4000):
-        priced = Rows(narrow).nbytes(k, narrow.numel)
-        assert Rows(narrow).size(subset(k, narrow.numel), narrow.numel) == priced
-
-
 @pytest.mark.parametrize(
     ("k", "n", "best"), [(3, 10_000, 2), (100, 10_000, 2), (7_000, 10_000, 3), (1, 2**30, 0)]
 )
@@ -113,29 +100,6 @@ def test_the_smallest_is_taken(k, n, best):
     assert int(data[0]) == best and data.numel() == 1 + min(sizes)
 
 
-def test_the_wire_tells_a_code_the_rows():
-    coded = wire("bf16+rows")
-    assert coded.over(LAYOUT).indices == Rows(LAYOUT)
-    assert wire("bf16+rice").over(LAYOUT) == wire("bf16+rice")
-
-
-@pytest.mark.parametrize(("columns", "taken", "width"), [
-    (300, 255, 1), (300, 256, 2), (300, 257, 2), (70_000, BLOCK - 1, 2), (70_000, BLOCK, 4),
-])  # fmt: skip
-def test_rows_with_as_many_positions_as_a_count_just_holds(columns, taken, width):
-    """A byte counts to 255, two to 65,535: what fills a row by one more takes the next width."""
-    layout = Bucket.of({"w": torch.zeros(2, columns)}, state={}).layout
-    data = Rows(layout).encode(torch.arange(taken), layout.numel)
-    assert int(data[0]) == width
-    assert check(Rows(layout), torch.arange(taken), layout.numel) == data.numel()
-
-
-def test_the_last_column_of_a_row_of_256():
-    for columns in (256, 257):
-        layout = Bucket.of({"w": torch.zeros(3, columns)}, state={}).layout
-        check(Rows(layout), torch.tensor([columns - 1, 2 * columns - 1]), layout.numel)
-
-
 @pytest.mark.parametrize("name", CODES)
 @pytest.mark.parametrize("numel", [9, 16, 65_537])
 def test_the_last_position_is_the_bound(name, numel):
@@ -144,14 +108,6 @@ def test_the_last_position_is_the_bound(name, numel):
     assert torch.equal(code.decode(code.encode(last, numel), 2, numel), last)
     with pytest.raises(WireError):
         code.decode(code.encode(last + torch.tensor([0, 1]), numel + 1), 2, numel)
-
-
-def test_a_position_may_not_lie_in_the_next_row():
-    """Position 5 of a row of 5 would be the first of the next: in the bucket, and ascending."""
-    rows = Rows(Bucket.of({"w": torch.zeros(2, 5)}, state={}).layout)
-    assert rows.decode(torch.tensor([1, 1, 0, 4], dtype=torch.uint8), 1, 10).tolist() == [4]
-    with pytest.raises(WireError, match="outside its row"):
-        rows.decode(torch.tensor([1, 1, 0, 5], dtype=torch.uint8), 1, 10)
 
 
 def test_an_unknown_code_is_refused():

@@ -1,18 +1,17 @@
 """The wire: how values and indices become bytes, and how many, known before the work is done.
 
-A wire is named by its value code, and its index code after a plus: "bf16", "fp32+rows",
+A wire is named by its value code, and its index code after a plus: "bf16", "fp32+rice",
 "bf16+auto". Without one indices take what the recipe prefers, mostly four bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from thinwire.layout import Layout
 from thinwire.wire.blocks import Fp8, Int8, Natural, Signs
-from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, Rows
+from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32
 from thinwire.wire.rice import Rice, Smallest
 from thinwire.wire.values import Bf16, Exact, Half, ValueCodec
 
@@ -40,12 +39,6 @@ class Wire:
         head = 0 if self.fixed else HEADER
         return head + self.values.nbytes(k, itemsize) + self.indices.nbytes(k, numel)
 
-    def over(self, layout: Layout) -> Wire:
-        """The same wire for buckets of this layout: some index codes want to know the rows."""
-        if isinstance(self.indices, Rows | Smallest):
-            return replace(self, indices=self.indices.over(layout))
-        return self
-
 
 _VALUES: dict[str, ValueCodec] = {
     "fp32": Exact(),
@@ -59,7 +52,6 @@ _VALUES: dict[str, ValueCodec] = {
 _INDICES: dict[str, IndexCodec] = {
     "int32": Int32(),
     "u16": Blocks(),
-    "rows": Rows(),
     "rice": Rice(),
     "bitmap": Bitmap(),
     "auto": Smallest(),

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.kernels.rice import GROUP, MOST
-from thinwire.layout import Layout
 from thinwire.protocols import WireError
-from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, Rows, smallest
+from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, smallest
 from thinwire.wire.packing import packed_bytes
 
 
@@ -51,12 +50,8 @@ class Rice:
 class Smallest:
     """Whichever code takes the fewest bytes for these positions; one byte says which."""
 
-    codes: tuple[IndexCodec, ...] = (Int32(), Blocks(), Rice(), Bitmap(), Rows())
+    codes: tuple[IndexCodec, ...] = (Int32(), Blocks(), Rice(), Bitmap())
     fixed: ClassVar[bool] = False
-
-    def over(self, layout: Layout) -> Smallest:
-        """The same choice, with the rows of this layout."""
-        return Smallest(tuple(Rows(layout) if isinstance(c, Rows) else c for c in self.codes))
 
     def nbytes(self, k: int, numel: int) -> int:
         return 1 + min(code.nbytes(k, numel) for code in self.codes)
