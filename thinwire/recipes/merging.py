@@ -71,8 +71,8 @@ def oktopk(
 ) -> Reducer:
     """About the largest entries of the sum, from owners of regions of equal load, as published.
 
-    Thresholds are exact in one step of 32 and reused in between. `slots` does the same with fewer
-    bytes and no such steps. Source: Li & Hoefler, PPoPP 2022, arXiv 2201.07598.
+    Thresholds are exact in one step of 32 and reused in between. `slots` needs no such
+    steps: all of them send the same. Source: Li & Hoefler, PPoPP 2022, arXiv 2201.07598.
     """
     pick = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
     return sparse(
