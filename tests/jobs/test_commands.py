@@ -395,7 +395,7 @@ def test_ok_topks_study_is_one_command_and_one_table(tmp_path):
     table = result.output[result.output.rindex("score") :]
     for job in ("vgg16", "lstm-an4", "bert"):
         calls = re.findall(rf"{job}, (\w+)", table)
-        assert calls == ["dense", "topk", "topkdsa", "gtopk", "gaussiank", "slots", "slots"]
+        assert calls == ["dense", "topk", "topkdsa", "gtopk", "gaussiank", "slots", "oktopk"]
     assert len(ledger.read([tmp_path / ledger.NAME])) == 21
 
 
