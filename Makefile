@@ -18,10 +18,10 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/thinwire demo
 
-test: lint
+test: lint docs
 	$(BIN)/pytest -n 2 --dist worksteal
 
-check: lint
+check: lint docs
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 .PHONY: lint
@@ -30,8 +30,18 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+.PHONY: docs
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: setup
 	$(BIN)/thinwire bench step
 
+# What documents and the library say of recorded trainings; after new lines in docs/results.
+.PHONY: tables
+tables: setup
+	$(BIN)/thinwire results docs/results/*.jsonl --tables docs/results/tables --short docs/results/short.toml
+	$(BIN)/python -m thinwire_lab.runs.evidence
+
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,7 +10,7 @@ import subprocess
 
 from typer.testing import CliRunner
 
-from thinwire.cli.app import app
+from thinwire_lab.cli.app import app
 
 
 def thinwire(*arguments: str) -> subprocess.CompletedProcess[str]:

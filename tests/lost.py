@@ -26,8 +26,8 @@ from torch import nn
 
 from thinwire import attach, distribute, recipes
 from thinwire.combinators import Remember
-from thinwire.lab import netns, workers
 from thinwire.reducers import Select
+from thinwire_lab.local import netns, workers
 
 FAULTS = ("kill", "stop", "raise", "exit", "cut")
 PHASES = ("attach", "forward", "backward", "select", "exchange", "between")
@@ -175,13 +175,13 @@ def _train(rank: int, case: Case, fault: _Fault) -> None:
 def run(case: Case) -> dict[int, Ended]:
     """How every rank ended; one that had to be killed by us after a minute has code None's like."""
     if case.fault == "cut":
-        with netns.shaped(case.world, "1gbit") as spaces:
+        with netns.shape_network(case.world, "1gbit") as spaces:
             return _run(case, spaces)
     return _run(case, [None] * case.world)
 
 
 def _run(case: Case, spaces: list[Any]) -> dict[int, Ended]:
-    context = workers.forking()
+    context = workers.choose_context()
     report = context.Queue()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -4,7 +4,7 @@ DDP and every optimizer load torch._dynamo, and the digits scikit-learn: seconds
 Neither leaves a thread behind, which would be lost in a fork.
 """
 
-from thinwire.lab import nursery  # noqa: F401, I001  # first: the others may not be installed
+from thinwire_lab.local import nursery  # noqa: F401, I001  # first: the others may not be installed
 
 import torch._dynamo  # noqa: F401
 import sklearn.datasets

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.multiprocessing  # tensors may go through queues
 
-from thinwire.lab import workers
+from thinwire_lab.local import workers
 
 
 class WorkerError(AssertionError):
@@ -29,7 +29,7 @@ class WorkerError(AssertionError):
 
 class Pool:
     def __init__(self, size: int = 4) -> None:
-        context = workers.forking()
+        context = workers.choose_context()
         self._calls = [context.Queue() for _ in range(size)]
         self._results = context.Queue()
         self._workers = [
@@ -77,7 +77,8 @@ class Pool:
 def prepare() -> None:
     """Start the process from which this session forks its workers, with what tests need loaded.
 
-    `workers.forking` would start one with what `thinwire` needs; where one runs, it takes that.
+    `workers.choose_context` would start one with what `thinwire` needs; where one runs, it takes
+    that.
     """
     if sys.platform == "linux":
         multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.nursery"])

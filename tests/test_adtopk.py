@@ -15,8 +15,8 @@ from thinwire.collectives.gather import AllGather
 from thinwire.combinators import Alternate, Remember, Route
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
-from thinwire.lab import rows as lab
 from thinwire.layout import Layout, small
+from thinwire_lab.bench import rows as lab
 
 
 def reduce(recipe, tensors, steps=1, world=1, start=0):
@@ -61,7 +61,7 @@ def test_contraction_row_by_row(r, c, density, seed):
 def test_no_row_goes_unserved_where_flat_top_k_leaves_some_out(capsys):
     """Real gradients of the digits model, ten steps of training with feedback."""
     pytest.importorskip("sklearn")
-    shares = lab.unserved(["adtopk(density=0.01)", "topk(density=0.01)"], steps=10)
+    shares = lab.find_unserved(["adtopk(density=0.01)", "topk(density=0.01)"], steps=10)
     with capsys.disabled():
         figures = ", ".join(f"{call} {100 * share:.1f} %" for call, share in shares.items())
         sys.stdout.write(f"\nrows that send nothing in a step (digits model): {figures}\n")
@@ -75,7 +75,7 @@ def test_no_row_goes_unserved_where_flat_top_k_leaves_some_out(capsys):
     ({"interleave": (1, 2)}, [1, 0, 0, 1, 0, 0]),
     ({"interleave": True, "steps": 4}, [1, 0, 1, 1, 1, 1]),
     ({"interleave": True, "steps": 10, "fraction": 0.2}, [1, 0, 1, 1, 1, 1]),
-    ({"estimate": True}, [1, 0, 1, 0, 1, 0]),
+    ({"interleave": True, "estimate": True}, [1, 0, 1, 0, 1, 0]),
 ])  # fmt: skip
 def test_interleaving_goes_by_the_shared_step(keywords, dense_rows):
     """A gradient with one large row: flat turns send only from there."""
@@ -186,10 +186,10 @@ def test_with_equal_counts_rows_cost_the_same_touched_or_not():
 
 
 @pytest.mark.parametrize(("keywords", "message"), [
-    ({"estimate": True, "interleave": False}, "estimate is for the flat turns"),
-    ({"steps": 100}, "steps ends the interleaving"),
+    ({"estimate": True}, "estimate and steps are for the flat turns.* set interleave=True"),
+    ({"steps": 100}, "estimate and steps are for the flat turns.* steps=100 without it"),
     ({"interleave": (0, 1)}, "a period is two numbers of steps"),
-    ({"interleave": True, "steps": 0}, "steps must be the number of steps"),
+    ({"interleave": True, "steps": 0}, "steps must be a whole number of at least 1, got 0"),
     ({"interleave": True, "steps": 9, "fraction": 2.0}, r"fraction must be in \[0, 1\]"),
     ({"interleave": True, "fraction": 0.5}, "fraction is of the training"),
     ({"interleave": 5}, "interleave must be True, False or a period, got 5"),

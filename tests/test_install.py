@@ -63,7 +63,7 @@ def test_what_is_skipped_for_a_missing_package_is_told_at_the_end() -> None:
 
 def test_every_package_that_ci_installs_is_named_where_a_test_skips_without_it() -> None:
     (wanted,) = re.findall(r'wanted="(.+)"', (ROOT / ".ci/run").read_text())
-    reasons = [*(ROOT / "tests").rglob("test_*.py"), ROOT / "thinwire" / "lab" / "netns.py"]
+    reasons = [*(ROOT / "tests").rglob("test_*.py"), ROOT / "thinwire_lab" / "local" / "netns.py"]
     text = "".join(path.read_text() for path in reasons)
     assert not [name for name in wanted.split() if f": install {name}" not in text]
 

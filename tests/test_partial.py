@@ -7,11 +7,10 @@ import torch
 
 from thinwire import recipes
 from thinwire.bucket import Bucket, kept
+from thinwire.choose import Trials, Turn
 from thinwire.comm import local
 from thinwire.layout import Layout
-from thinwire.partial import DENSE, SPARSE, Partial, finished
-from thinwire.partial import Bucket as Measured
-from thinwire.planned import Trials, Turn
+from thinwire.partial import DENSE, SPARSE, Measured, Partial, find_end
 
 RANGES = [range(2, 4), range(6, 8)]
 
@@ -113,17 +112,17 @@ def test_without_measurements_everything_is_sparse():
 def test_the_model_by_hand():
     one = layout(100, 10)
     buckets = [Measured(gap=1, select=2, sparse=3, dense=8, slots=one.slots)] * 2
-    assert finished(0, buckets) == pytest.approx(3 + 3 + 3)  # both wait for the network
+    assert find_end(0, buckets) == pytest.approx(3 + 3 + 3)  # both wait for the network
     # a tenth of 110 goes dense: selection and the sparse exchange shrink, a dense one comes
     share = 10 / 110
     send = 3 * (1 - share) + 8 * share
     ready = 1 + 2 * (1 - share)
-    assert finished(10, buckets) == pytest.approx(ready + max(ready, send) + send)
-    assert finished(100, buckets) == pytest.approx(1 + 8 + 8)
+    assert find_end(10, buckets) == pytest.approx(ready + max(ready, send) + send)
+    assert find_end(100, buckets) == pytest.approx(1 + 8 + 8)
 
 
 def test_a_training_with_it_keeps_the_law_and_its_choice():
-    recipe = recipes.adtopk(density=0.1, partial=True, hybrid=True)
+    recipe = recipes.adtopk(density=0.1, partial=True, collective="cheapest")
     shapes = {"w": (60, 40), "small.w": (4, 5), "bias": (60,)}
 
     def worker(comm):
@@ -144,8 +143,3 @@ def test_a_training_with_it_keeps_the_law_and_its_choice():
         means = [out[step][0] for out, _ in results]
         assert all(torch.equal(one, means[0]) for one in means)
         assert torch.allclose(means[0], sum(out[step][1] for out, _ in results) / 3, atol=1e-5)
-
-
-def test_hybrid_and_a_collective_do_not_go_together():
-    with pytest.raises(ValueError, match="hybrid"):
-        recipes.adtopk(hybrid=True, collective="gtopk")

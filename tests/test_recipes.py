@@ -9,13 +9,14 @@ import torch
 
 from thinwire import Bucket, recipes
 from thinwire.bucket import by_row, flat_indices
+from thinwire.choose import Choose
+from thinwire.collectives.cheapest import Cheapest
 from thinwire.collectives.gather import AllGather
 from thinwire.collectives.gtopk import GTopK
 from thinwire.combinators import Remember
 from thinwire.comm import local
 from thinwire.describe import parts
 from thinwire.memory import MomentumCorrected, Residual
-from thinwire.planned import Planned
 from thinwire.reducers import Select
 from thinwire.schedule import Piecewise, Ramp
 
@@ -53,7 +54,7 @@ def test_bad_options(name, keywords, message):
     (lambda: recipes.dgc(2.0, ramp=2, every=3), r"density must be in \(0, 1\], got 2.0"),
     (lambda: recipes.dgc(ramp="ab", every=3), "ramp must be a list of densities or a number"),
     (lambda: recipes.dgc(ramp=2.5, every=3), "ramp must be a list of densities or a number"),
-    (lambda: recipes.dgc(ramp=-3, every=10), "a ramp lasts at least one epoch, got -3"),
+    (lambda: recipes.dgc(ramp=-3, every=10), "epochs must be a whole number of at least 1, got -3"),
     (lambda: recipes.dgc(every=7), "got every=7 without a ramp"),
     (lambda: recipes.topk(Ramp(start=2.0, end=0.1, steps=10)), "density must be in"),
     (lambda: recipes.topk({}), "densities by parameter need at least one"),
@@ -61,7 +62,7 @@ def test_bad_options(name, keywords, message):
     (lambda: recipes.threshold(capacity="x"), "capacity must be at least 1.0"),
     (lambda: recipes.terngrad(clip="a"), "clip must be above 0"),
     (lambda: recipes.topk(memory=Residual), "memory must be 'none', 'residual' or 'momentum'"),
-    (lambda: recipes.topk(refresh=0), "refresh must be a number of steps"),
+    (lambda: recipes.topk(refresh=0), "refresh must be a whole number of at least 1, got 0"),
     (lambda: recipes.demo_dct(memory="none", decay=0.5), "decay belongs to the residual"),
     (lambda: recipes.gaussiank(collective=AllGather()), r"counts vary.*AllGather\(ragged=True\)"),
     (lambda: recipes.threshold(density=1.0, value=2.0), "1.0 sends everything, whatever its value"),
@@ -83,7 +84,7 @@ def test_what_cannot_work_is_refused_at_construction(call, message):
 
 
 @pytest.mark.parametrize(("build", "flag"), [
-    (recipes.adtopk, "hybrid"), (recipes.adtopk, "partial"), (recipes.gtopk, "tree"),
+    (recipes.adtopk, "partial"), (recipes.topk, "partial"), (recipes.gtopk, "tree"),
     (recipes.dgc, "hierarchical"), (recipes.redsync, "trim"),
     (Residual, "learning_rate"), (MomentumCorrected, "learning_rate"),
     (MomentumCorrected, "nesterov"), (AllGather, "ragged"), (GTopK, "ragged"), (GTopK, "tree"),
@@ -104,7 +105,7 @@ def test_every_flag_of_a_recipe_is_checked():
         for option in inspect.signature(getattr(recipes, name)).parameters.values()
         if option.annotation == "bool"
     }
-    assert len(flags) == 5, "the test above has them all"
+    assert {flag for _, flag in flags} == {"clipped", "partial", "tree", "hierarchical", "trim"}
     for name, flag in flags:
         with pytest.raises(ValueError, match=f"{flag} must be True or False, got 'no'"):
             recipes.parse(f"{name}({flag}='no')")
@@ -121,7 +122,7 @@ def test_thresholds_value_counts_below_density_one():
 def test_autos_rank_and_density_reach_its_candidates():
     among = ("dense", "acpsgd", "powersgd", "topk", "randomk")
     found = list(parts(recipes.auto(0.07, rank=3, among=among).inner))
-    choices = dict(next(part for part in found if isinstance(part, Planned)).choices)
+    choices = dict(next(part for part in found if isinstance(part, Choose)).choices)
     assert [choices[name].frame.rank for name in ("acpsgd", "powersgd")] == [3, 3]
     assert choices["topk"].density == choices["randomk"].frame.density == 0.07
 
@@ -169,10 +170,13 @@ def test_unknown_recipes_list_the_known_ones():
     assert not hasattr(recipes, "topq")
 
 
-def test_parse_reads_the_call_that_repr_prints():
+def test_parse_reads_calls_as_they_are_typed():
     assert recipes.parse("topk(density=0.02)") == recipes.topk(density=0.02)
     assert recipes.parse(" adtopk(0.02, rows='dim1') ") == recipes.adtopk(0.02, rows="dim1")
     assert recipes.parse("dense") == recipes.dense()
+    cheapest = Cheapest(sparse=GTopK(ragged=True), by="fill")
+    written = 'topk(collective=Cheapest(sparse=GTopK(ragged=True), by="fill"))'
+    assert recipes.parse(written) == recipes.topk(collective=cheapest)
 
 
 @pytest.mark.parametrize("call", ["", "topk(", "topk(density=open('x'))", "topk(speed=9)",

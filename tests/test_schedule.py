@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from thinwire import Bucket, layout, recipes
+from thinwire.collectives import OkTopk
 from thinwire.combinators import dense_form, memories, remembers
 from thinwire.comm import local
 from thinwire.layout import Layout
 from thinwire.memory import Residual
 from thinwire.schedule import Flushed, Piecewise, Ramp, at, checked_density, dgc_ramp, stages
+from thinwire.selectors.sidco import Sidco
+from thinwire.selectors.threshold import Threshold
 
 
 def test_at():
@@ -50,6 +53,25 @@ def test_schedules_that_make_no_sense_are_refused(make):
         make()
 
 
+@pytest.mark.parametrize("given", [0, -3, 1.0, "2", True, None])
+@pytest.mark.parametrize(("name", "make"), [
+    ("steps", lambda n: Flushed(0.1, n)),
+    ("every", lambda n: stages((0.1, 0.2), n)),
+    ("epochs", lambda n: dgc_ramp(0.1, n, 10)),
+    ("refresh", lambda n: Threshold(refresh=n)),
+    ("stages", lambda n: Sidco(stages=n)),
+    ("chunk", lambda n: recipes.demo_dct(chunk=n)),
+    ("block", lambda n: recipes.int8(block=n)),
+    ("refresh", lambda n: OkTopk(refresh=n)),
+])  # fmt: skip
+def test_whole_numbers_are_whole(name, make, given):
+    with pytest.raises(
+        ValueError, match=f"{name} must be a whole number of at least 1, got .*give"
+    ):
+        make(given)
+    assert make(1) is not None
+
+
 @pytest.mark.parametrize("density", [0, 0.0, -1, 1.5, float("nan"), "0.1", True, None])
 def test_densities_that_make_no_sense_are_refused(density):
     with pytest.raises(ValueError, match=r"density must be in \(0, 1\], got"):
@@ -75,7 +97,7 @@ def test_dgcs_ramp_by_formula_and_by_list():
     listed = stages((0.25, 0.0625, 0.015625, 0.004, 0.001), every=10)
     assert [listed(10 * e) for e in range(5)] == [0.25, 0.0625, 0.015625, 0.004, 0.001]
     assert listed(10**6) == 0.001
-    with pytest.raises(ValueError, match="a stage must last at least one step, got every=0"):
+    with pytest.raises(ValueError, match="every must be a whole number of at least 1, got 0"):
         stages((0.1, 0.2), every=0)
 
 
@@ -90,7 +112,7 @@ def test_dgc_takes_a_ramp():
     assert everything.at(vector, 0) == 0.001
     with pytest.raises(ValueError, match="a ramp ends at one density"):
         recipes.dgc(lambda step: 0.1, ramp=5, every=10)
-    with pytest.raises(ValueError, match="at least one step"):
+    with pytest.raises(ValueError, match="every must be a whole number of at least 1"):
         recipes.dgc(0.001, ramp=5)
 
 

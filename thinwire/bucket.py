@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.layout import Layout, Slot
-from thinwire.operand import Sum, in_memory_order, working_dtype
+from thinwire.layout import Layout, Slot, regions, share_of
+from thinwire.operand import Sum, evaluate, in_memory_order, working_dtype
 from thinwire.payload import Payload, Sparse, bound
 from thinwire.schedule import ByParameter, Density, at, checked_density, density_at
 from thinwire.state import Draft, Root, RowsOf, State
@@ -24,13 +24,11 @@ from thinwire.state import Draft, Root, RowsOf, State
 
 @dataclass(kw_only=True)
 class Bucket:
-    """What a reducer reduces. `reduce` may overwrite the gradient in `flat`.
+    """What a reducer reduces; `Bucket.of` makes one. `reduce` may overwrite the gradient in `flat`.
 
     `scale` is the loss scale the gradient still carries; `rates` are the learning rates by
     parameter name, where the engine knows them; `unused` names the parameters that got no gradient
-    on this rank, or is None where nobody keeps track; `poisoned` says that a gradient which went
-    into it was not finite; `ready` is when its gradients were complete (`time.perf_counter`), where
-    the engine says so; `thinner` multiplies the density that selectors are asked for.
+    on this rank, or is None where nobody keeps track.
     """
 
     flat: Tensor | Sum
@@ -41,15 +39,22 @@ class Bucket:
     scale: float = 1.0
     rates: Mapping[str, float] | None = None
     unused: frozenset[str] | None = None
-    poisoned: bool = False
-    ready: float = 0.0
-    thinner: float = 1.0
     draft: Draft | None = None
     path: str = ""
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], *, state: Root, step: int = 0) -> Bucket:
-        """A bucket with a copy of these tensors; `state` is filled and wanted again next step."""
+        """A bucket with a copy of these tensors.
+
+        Args:
+            tensors: Gradients by parameter name.
+            state: A dict of the caller's, filled here and wanted again in the next step.
+            step: Its number, which schedules ask for.
+
+        Example:
+            >>> Bucket.of({"weight": torch.ones(2, 3)}, state={}).flat.numel()
+            6
+        """
         layout = Layout.of(tensors)
         flat = torch.cat([in_memory_order(t) for t in tensors.values()] or [torch.zeros(0)])
         return Bucket(flat=flat, layout=layout, state=state, step=step)
@@ -73,8 +78,14 @@ class Bucket:
     @property
     def finite(self) -> bool:
         """False once a non-finite gradient was met while folding it into a residual."""
-        clean = self.flat.finite if isinstance(self.flat, Sum) else True
-        return clean and not self.poisoned
+        return self.flat.finite if isinstance(self.flat, Sum) else True
+
+    def poison(self, values: Tensor) -> Tensor:
+        """These, which are about to be sent; NaN in their place once a gradient was not finite.
+
+        A `Sum` leaves out what is not finite, so this is how every rank learns of it.
+        """
+        return values if self.finite else torch.full_like(values, float("nan"))
 
     def filled(self, payload: Payload, alpha: float) -> tuple[Tensor, float]:
         """A flat buffer that holds alpha times the payload at our slots, zeros between, and a
@@ -186,16 +197,6 @@ def by_longer(bucket: Bucket, density: Density) -> Iterator[Piece]:
     return _by_rows(bucket, density, lambda shape: (0,) if shape[0] > shape[1] else (1,))
 
 
-def regions(n: int, world: int) -> list[tuple[int, int]]:
-    """Where the stretch of each rank begins and ends: equal to one entry."""
-    return [(n * r // world, n * (r + 1) // world) for r in range(world)]
-
-
-def share_of(k: int, turn: int, world: int) -> int:
-    """What one of `world` gets of k; who gets more when it does not divide goes by the turn."""
-    return k * (turn % world + 1) // world - k * (turn % world) // world
-
-
 def flat_indices(columns: Tensor, rows: Tensor) -> Tensor:
     """Column numbers (r, k) of chosen entries as flat indices into `rows` (r, c)."""
     start = torch.arange(rows.shape[0], device=rows.device)[:, None] * rows.shape[1]
@@ -209,6 +210,8 @@ def budget(n: int, density: float) -> int:
 
 def kept(slot: Slot, density: Density, step: int) -> int:
     """How many entries of a parameter a density keeps at this step."""
+    if isinstance(density, float):  # checked when it was given
+        return budget(slot.numel, density)
     return budget(slot.numel, density_at(density, step, slot))
 
 
@@ -227,7 +230,7 @@ def _by_rows(
             layer: Tensor | Sum = _stretch(bucket, slot.offset, slot.numel, r)
             place: Callable[[Tensor], Tensor] = _shift(slot.offset)
         else:  # rows are scattered over memory: copy them together, and remember where from
-            values = _taken(bucket.flat[slot.offset : slot.offset + slot.numel])
+            values = evaluate(bucket.flat[slot.offset : slot.offset + slot.numel])
             native = values.as_strided(slot.shape, slot.strides, values.storage_offset())
             layer = native.permute(order).reshape(r, -1)
             place = _scatter(slot.offset, sizes, strides)
@@ -270,10 +273,6 @@ def _blocks(
 
 def _columns(row: Tensor | Sum, start: int, stop: int) -> Tensor | Sum:  # (1, n) -> (1, m)
     return row.view(row.shape[1])[start:stop].view(1, stop - start)
-
-
-def _taken(values: Tensor | Sum) -> Tensor:
-    return values.take() if isinstance(values, Sum) else values
 
 
 def _stretch(bucket: Bucket, offset: int, numel: int, rows: int) -> Tensor | Sum:

@@ -1,8 +1,9 @@
 """Combinators: reducers that hold reducers. Everything that is not a leaf is one of these.
 
-`Remember` adds error feedback, `Route` chooses by the parameter (files of their own), `Warmup` and
-`Alternate` by the step, `InBasis` changes the coordinates, `Watch` looks on. Each passes the
-conservation law through unchanged.
+Here are the small ones: `Warmup`, `Alternate` and `Scheduled` choose by the step, `InBasis` changes
+the coordinates, `Watch` looks on. In files of their own: `Remember` (error feedback), `Route` (by
+the parameter), `Choose` (by the clock), `ByNode` (dense inside nodes). Each passes the conservation
+law through unchanged.
 """
 
 from __future__ import annotations
@@ -17,64 +18,20 @@ from torch import Tensor
 
 from thinwire.bucket import Bucket
 from thinwire.comm.metered import unmetered
-from thinwire.describe import describe, parts, rebuilt, rebuilt_inside
-from thinwire.drained import Drained
-from thinwire.frames.shared import Identity
+from thinwire.deliver import dense, dense_form, remembers
+from thinwire.describe import parts, rebuilt, spell
 from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Mapped
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
-from thinwire.reducers import Project
 from thinwire.remember import Remember, memories
 from thinwire.route import Route, Rule
+from thinwire.schedule import checked_whole
 
 __all__ = [
     "Alternate", "InBasis", "Remember", "Route", "Rule", "Scheduled", "Warmup", "Watch", "dense",
     "dense_form", "memories", "remembers",
 ]  # fmt: skip
-
-
-def dense() -> Reducer:
-    """Plain averaging, what every combinator falls back to."""
-    return Project(frame=Identity())
-
-
-def remembers(recipe: Reducer) -> bool:
-    """Whether a residual may be held anywhere in it; of a foreign reducer we must assume so."""
-    return bool(memories(recipe)) or any(map(_foreign, (recipe, *reducers(recipe))))
-
-
-def reducers(recipe: Reducer) -> list[Reducer]:
-    """The recipe and all reducers somewhere in it."""
-    return [part for part in parts(recipe) if _is_reducer(part)]
-
-
-def dense_form(recipe: Reducer) -> Reducer:
-    """The same memories around plain averaging: what delivers every residual at once.
-
-    One rule for every combinator, ours or not: what a memory holds is dense, what has no memory
-    in it is dense, and of branches that take turns all deliver what they hold.
-    """
-    form: Reducer = rebuilt(recipe, _dense_part)
-    return form
-
-
-def _dense_part(part: Any) -> Any:
-    if isinstance(part, Remember):
-        return replace(part, inner=dense())
-    if not _is_reducer(part):
-        return part
-    if not memories(part):
-        return dense()
-    return Drained(rebuilt_inside(part, _dense_part)) if hasattr(part, "turns") else part
-
-
-def _is_reducer(part: Any) -> bool:
-    return hasattr(part, "reduce") and not isinstance(part, type)
-
-
-def _foreign(part: Any) -> bool:
-    return not type(part).__module__.startswith("thinwire.")
 
 
 @dataclass(frozen=True)
@@ -96,6 +53,8 @@ class Alternate:
                 f"a period is two numbers of steps, 1 or more each, got {self.period!r}; (1, 1) "
                 "changes every step"
             )
+
+    __repr__ = spell
 
     def turns(self, step: int) -> list[tuple[str, Reducer]]:
         both = [("first", self.first), ("second", self.second)]
@@ -121,10 +80,9 @@ class Warmup:
     then: Reducer
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
-            raise ValueError(
-                f"warmup must be a whole number of steps, 0 for none, got {self.steps!r}"
-            )
+        checked_whole("warmup", self.steps, 0, "a number of steps, 0 for none")
+
+    __repr__ = spell
 
     def turns(self, step: int) -> list[tuple[str, Reducer]]:
         then = ("", self.then)
@@ -173,8 +131,7 @@ class Scheduled:
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.at(step).traffic(layout, world, step)
 
-    def __repr__(self) -> str:
-        return describe(self)
+    __repr__ = spell
 
 
 class Basis(Protocol):
@@ -201,11 +158,12 @@ class InBasis:
                 f"outside: Remember(InBasis(...)), got {self.inner}"
             )
 
+    __repr__ = spell
+
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         x, layout = bucket.take(), bucket.layout
         coefficients = self.basis.forward(x.to(working_dtype(x.dtype)), layout)
-        if not bucket.finite:  # poison, so that every rank learns of it
-            coefficients.fill_(float("nan"))
+        coefficients = bucket.poison(coefficients)
         inside = replace(bucket.at("basis"), flat=coefficients, layout=self.basis.layout(layout))
         reduced = self.inner.reduce(inside, comm)
         back = partial(self.basis.back, layout=layout)
@@ -242,8 +200,7 @@ class Watch:
         self.probe(grad, x, reduced, unmetered(comm))
         return reduced
 
-    def __repr__(self) -> str:
-        return describe(self)
+    __repr__ = spell
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         return self.inner.traffic(layout, world, step)

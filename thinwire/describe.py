@@ -1,7 +1,9 @@
-"""A recipe as text: the same on every rank that runs the same code, different otherwise.
+"""A recipe as text, for ranks (`describe`) and for people (`spell`); its parts.
 
-Functions print as module.qualname and a digest of their code, never as an address. Two ranks
-whose descriptions differ would disagree in mid-training, so the engine compares them beforehand.
+`describe` is the same on every rank that runs the same code, and different otherwise. Functions
+print as module.qualname and a digest of their code, never as an address. Two ranks whose
+descriptions differ would disagree in mid-training, so the engine compares them beforehand.
+`spell` is what one would type, and what `repr` of every reducer shows.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import hashlib
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 DEEPEST = 12
+Thing = TypeVar("Thing")
 
 
 def describe(thing: Any, depth: int = 0) -> str:
@@ -87,24 +90,52 @@ def rebuilt_inside(thing: Any, change: Callable[[Any], Any]) -> Any:
     return dataclasses.replace(thing, **changed) if changed else thing
 
 
-def sketch(thing: Any) -> str:
-    """The same for people: parts by name, with what is not their default."""
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        shown = [
-            sketch(getattr(thing, f.name))
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            else f"{f.name}={sketch(getattr(thing, f.name))}"
-            for f in dataclasses.fields(thing)
-            if getattr(thing, f.name) != _default(f)
-        ]
-        return type(thing).__name__ + (f"({', '.join(shown)})" if shown else "")
-    if isinstance(thing, types.FunctionType):
-        return thing.__name__
-    if isinstance(thing, float):
-        return f"{thing:.4g}"
+def tag_call(thing: Thing, call: str) -> Thing:
+    """The same thing, which from now on says that this call makes it; a changed copy does not."""
+    object.__setattr__(thing, "call", call)
+    return thing
+
+
+def spell(thing: Any) -> str:
+    """As one would type it: the recipe's call, or constructors with what is not their default."""
+    if isinstance(thing, type | types.FunctionType):
+        return str(thing.__name__)
+    if dataclasses.is_dataclass(thing):
+        return str(getattr(thing, "call", None) or _spell_fields(thing))
+    if isinstance(thing, str):
+        plain = repr(thing)
+        return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain else plain
+    if isinstance(thing, list):
+        return f"[{', '.join(map(spell, thing))}]"
     if isinstance(thing, tuple):
-        return f"({', '.join(map(sketch, thing))})"
+        return f"({', '.join(map(spell, thing))}{',' * (len(thing) == 1)})"
+    if isinstance(thing, dict):
+        return f"{{{', '.join(f'{spell(k)}: {spell(v)}' for k, v in thing.items())}}}"
+    if isinstance(thing, set | frozenset):
+        return f"{{{', '.join(sorted(map(spell, thing)))}}}"
+    if isinstance(thing, partial):
+        named = [f"{name}={spell(value)}" for name, value in thing.keywords.items()]
+        return f"partial({', '.join([spell(thing.func), *map(spell, thing.args), *named])})"
+    if isinstance(thing, types.MethodType):
+        return f"{spell(thing.__self__)}.{thing.__func__.__name__}"
+    if isinstance(thing, types.BuiltinFunctionType):
+        return thing.__name__
+    own: Any = type(thing).__repr__
+    if own is object.__repr__:  # which would show an address
+        return f"{type(thing).__name__}(...)"
     return repr(thing)
+
+
+def _spell_fields(thing: Any) -> str:
+    shown = []
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        needed = _default(field) is dataclasses.MISSING
+        if needed and not field.kw_only:
+            shown.append(spell(value))
+        elif field.repr and (needed or value != _default(field)):
+            shown.append(f"{field.name}={spell(value)}")
+    return f"{type(thing).__name__}({', '.join(shown)})"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

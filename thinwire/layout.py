@@ -7,7 +7,7 @@ DDP's own buckets do; a layout is the list of slots and the identity of a bucket
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -24,7 +24,7 @@ class Slot:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return prod(self.shape)
 
@@ -45,12 +45,28 @@ SMALL = 1000  # entries
 
 
 def vectors(slot: Slot) -> bool:
-    """ADTopk's rule for what stays dense: biases and norms, anything with one entry a row."""
+    """The rule for biases and norms: anything with one entry per row. ADTopk keeps them dense.
+
+    Args:
+        slot: The parameter: its name and shape.
+
+    Example:
+        >>> vectors(Slot("bias", 0, (64,), (1,)))
+        True
+    """
     return len(slot.shape) <= 1 or slot.numel == slot.shape[0]
 
 
 def small(slot: Slot) -> bool:
-    """Vectors, and whatever else is too small for its bytes to count."""
+    """The rule for vectors, and whatever else is too small for its bytes to count.
+
+    Args:
+        slot: The parameter: its name and shape.
+
+    Example:
+        >>> small(Slot("embedding", 0, (10_000, 512), (512, 1)))
+        False
+    """
     return vectors(slot) or slot.numel <= SMALL
 
 
@@ -86,11 +102,19 @@ class Layout:
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> Layout:
         """These tensors one after the other."""
-        slots, offset = [], 0
-        for name, tensor in tensors.items():
-            slots.append(Slot(name, offset, tuple(tensor.shape), memory_strides(tensor)))
-            offset += tensor.numel()
-        return Layout(tuple(slots), offset)
+        return Layout.packed([
+            Slot(name, 0, tuple(tensor.shape), memory_strides(tensor))
+            for name, tensor in tensors.items()
+        ])  # fmt: skip
+
+    @staticmethod
+    def packed(slots: Iterable[Slot]) -> Layout:
+        """The same slots side by side, wherever they were."""
+        placed, offset = [], 0
+        for slot in slots:
+            placed.append(Slot(slot.name, offset, slot.shape, slot.strides))
+            offset += slot.numel
+        return Layout(tuple(placed), offset)
 
 
 def memory_strides(tensor: Tensor) -> tuple[int, ...]:
@@ -108,3 +132,19 @@ def fills_memory(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def shared_seed(seed: int, step: int, name: str) -> int:
+    """A seed that every rank derives alike from these three; the global generator is never used."""
+    digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def regions(n: int, world: int) -> list[tuple[int, int]]:
+    """Where the stretch of each rank begins and ends: equal to one entry."""
+    return [(n * r // world, n * (r + 1) // world) for r in range(world)]
+
+
+def share_of(k: int, turn: int, world: int) -> int:
+    """What one of `world` gets of k; who gets more when it does not divide goes by the turn."""
+    return k * (turn % world + 1) // world - k * (turn % world) // world

@@ -19,7 +19,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket
 from thinwire.operand import Sum, working_dtype
-from thinwire.payload import Payload, chosen
+from thinwire.payload import Payload, find_chosen
 from thinwire.schedule import Number, at, checked_flag
 
 
@@ -29,9 +29,16 @@ class Residual:
 
         x = decay * residual + gradient;    residual = x - sent
 
-    With `learning_rate` the residual holds rate * gradient, so that what waits keeps the rate it
-    was computed at; means are handed back divided by the rate of the day. Seide et al. 2014;
-    Karimireddy et al. 2019 (arXiv 1901.09847).
+    Seide et al. 2014; Karimireddy et al. 2019 (arXiv 1901.09847).
+
+    Args:
+        decay: What the residual is multiplied by in every step, in [0, 1].
+        learning_rate: Keep rate * gradient, so that what waits keeps the rate it was computed at.
+            Means are handed back divided by the rate of the day.
+
+    Example:
+        >>> Residual(decay=0.9).decay
+        0.9
     """
 
     decay: Number = 1.0
@@ -45,7 +52,9 @@ class Residual:
     def fold(self, bucket: Bucket, world: int) -> Sum:
         grad = _gradient(bucket)
         residual = _flat(bucket, "residual", grad)
-        decay = _checked_share("decay", at(self.decay, bucket.step))
+        decay = self.decay  # a constant was checked when it was given
+        if callable(decay):
+            decay = _checked_share("decay", decay(bucket.step))
         if decay != 1.0:
             residual.mul_(decay)
         return _rated(residual, grad, bucket, 1.0 / bucket.scale, self.learning_rate)
@@ -64,17 +73,24 @@ class MomentumCorrected:
 
         plain:     u = m u + g;      v = v + u            nesterov:  u = m (u + g);  v = v + u + g
 
-    v is what waits to be sent: v - sent is kept. `masking` says what becomes of u where this rank's
-    own choice was sent. "always", as published: it is cleared, so that stale momentum does not push
-    on. But of a parameter that is sent often, little is stale and all momentum is lost. "timely":
-    it is multiplied by d / (1 - m (1 - d)), where d is the share of the parameter that was sent:
-    the chance to be sent again before the momentum has faded, 1 at density 1, next to nothing at
-    a thousandth. "never": it stays. A dense share (warm-up), and a parameter that was sent whole,
-    leave u as it is, which is ordinary momentum.
+    v is what waits to be sent: v - sent is kept. The optimizer must have no momentum of its own. A
+    dense share (warm-up), and a parameter that was sent whole, leave u as it is, which is ordinary
+    momentum. Lin et al. 2018 (arXiv 1712.01887), section 3.
 
-    With `clip`, the norm of every parameter's local gradient is first held at clip / sqrt(workers);
-    with `learning_rate`, v holds rate * u, as in Residual.
-    The optimizer must have no momentum of its own. Lin et al. 2018 (arXiv 1712.01887), section 3.
+    Args:
+        momentum: m, in [0, 1].
+        nesterov: Look ahead, as torch.optim.SGD does.
+        clip: Norm at which every parameter's local gradient is held first, over sqrt(workers).
+        masking: What becomes of u where this rank's own choice was sent. "always", as published,
+            clears it, so that stale momentum does not push on. But of a parameter that is sent
+            often, little is stale and all momentum is lost. "timely" multiplies it by
+            d / (1 - m (1 - d)), where d is the share of the parameter that was sent: the chance to
+            be sent again before the momentum has faded. "never" leaves it.
+        learning_rate: v holds rate * u, as in `Residual`.
+
+    Example:
+        >>> MomentumCorrected(momentum=0.95).masking
+        'timely'
     """
 
     momentum: Number = 0.9
@@ -117,7 +133,7 @@ class MomentumCorrected:
 
     def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
         sent.add_into(x, alpha=-1.0)
-        index = None if self.masking == "never" else chosen(sent)
+        index = None if self.masking == "never" else find_chosen(sent)
         if index is None:
             return partial(sent.add_into, x)
         u = _flat(bucket, "momentum", x)

@@ -1,4 +1,4 @@
-"""What a reducer works on before it is a payload: plain numbers, or a sum not added yet."""
+"""What a reducer works on: a tensor, or a lazy sum of residual and gradient."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Sum:
 
     `take()` adds it now, in place, for everyone else. Gradient entries that are not finite are
     left out and lower the flag `finite` of the whole sum: nothing non-finite is ever stored.
-    `grad` is scratch: a mean may be written over it. `units` says what one unit of the sum is in
-    the gradient's, where that is not one; 0.0 for a parameter of which nothing can be handed on.
+    `grad` is scratch: a mean may be written over it. `units` is what a parameter's mean must be
+    multiplied by to be in the gradient's unit, where that is not 1; 0.0 if nothing can be sent.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Sum:
         self.root = root or self
         self.finite = True
         self.units: list[tuple[Slot, float]] = []
-        self.taken: list[tuple[int, int]] = []  # runs of the root that are added already
-        mine = self._start if self.root.taken else 0
-        self.pending = not any(start <= mine < stop for start, stop in self.root.taken)
+        self.evaluated: list[tuple[int, int]] = []  # runs of the root that are added already
+        mine = self._start if self.root.evaluated else 0
+        self.pending = not any(start <= mine < stop for start, stop in self.root.evaluated)
 
     @property
     def _start(self) -> int:
@@ -49,9 +49,9 @@ class Sum:
 
     def take_run(self, start: int, stop: int) -> Tensor:
         """Add a stretch now; slices within it made later know that it is done."""
-        taken = self[start:stop].take()
-        self.root.taken.append((start, stop))
-        return taken
+        values = self[start:stop].take()
+        self.root.evaluated.append((start, stop))
+        return values
 
     def take(self) -> Tensor:
         if self.pending:
@@ -70,6 +70,11 @@ class Sum:
         index, finite = kernels.add_topk(self.residual, self.grad, self.alpha, k, memo)
         self.root.finite &= finite
         return index
+
+
+def evaluate(values: Tensor | Sum) -> Tensor:
+    """The values as a tensor, whichever of the two they are."""
+    return values.take() if isinstance(values, Sum) else values
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

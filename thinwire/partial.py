@@ -19,8 +19,8 @@ from statistics import mean
 import torch
 
 from thinwire.bucket import kept
+from thinwire.choose import Assigned, Trials, Turn, average_over_ranks
 from thinwire.layout import Slot
-from thinwire.planned import Assigned, Trials, Turn, agreed
 from thinwire.protocols import Comm
 from thinwire.route import Rule
 from thinwire.schedule import Density
@@ -30,7 +30,7 @@ LEAST = 0.25  # of the density, which the other parameters keep at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
+class Measured:
     """What one bucket took, all of it sparse and all of it dense, in seconds; its parameters."""
 
     gap: float
@@ -53,7 +53,7 @@ class Partial:
     always: Rule
 
     def __call__(self, trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> Assigned:
-        buckets = _measured(trials, counted, comm)
+        buckets = _measure(trials, counted, comm)
         if not buckets:
             return lambda slot: (SPARSE, 1.0)
         slots = [slot for bucket in buckets for slot in bucket.slots if not self.always(slot)]
@@ -63,7 +63,7 @@ class Partial:
         for cut in (0, *sorted({slot.numel for slot in slots})):
             if _rest(cut, slots, budget) < LEAST:
                 break
-            seconds = finished(cut, buckets)
+            seconds = find_end(cut, buckets)
             if seconds < least * (1 - 1e-9):
                 best, least = cut, seconds
         thinner = _rest(best, slots, budget)
@@ -71,7 +71,7 @@ class Partial:
         return lambda slot: (DENSE, 1.0) if slot.name in names else (SPARSE, thinner)
 
 
-def finished(cut: int, buckets: Sequence[Bucket]) -> float:
+def find_end(cut: int, buckets: Sequence[Measured]) -> float:
     """When the last exchange ends, if parameters of up to `cut` entries go dense."""
     start_sparse, a_sparse = line([(b.numel, b.sparse) for b in buckets])
     start_dense, a_dense = line([(b.numel, b.dense) for b in buckets])
@@ -106,7 +106,7 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return start, slope
 
 
-def _measured(trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> list[Bucket]:
+def _measure(trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> list[Measured]:
     """The buckets of the last step that was tried, with times that all ranks share."""
     last = trials.turns.get(counted[DENSE][-1], [])
     rows: list[list[float]] = []
@@ -125,9 +125,9 @@ def _measured(trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> l
     counts = comm.all_gather(torch.tensor([len(rows)]), [1] * comm.size)
     if not rows or any(int(count) != len(rows) for count in counts):
         return []  # what one rank has not seen, nobody has
-    numbers = agreed([number for row in rows for number in row], comm)
+    numbers = average_over_ranks([number for row in rows for number in row], comm)
     return [
-        Bucket(
+        Measured(
             gap=numbers[4 * i], select=max(0.0, numbers[4 * i + 1]), sparse=numbers[4 * i + 2],
             dense=numbers[4 * i + 3], slots=turn.layout.slots,
         )

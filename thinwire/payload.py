@@ -142,8 +142,11 @@ class Mapped:
 
 
 @dataclass(frozen=True)
-class Owed:
-    """What a rank answers for though it did not choose it: rounding of sums, drops of an owner."""
+class Correction:
+    """What a rank answers for without having chosen it: rounded sums, entries that an owner drops.
+
+    A momentum is cleared only where its own rank chose to send, so it has to tell the two apart.
+    """
 
     inner: Payload
 
@@ -159,17 +162,17 @@ class Owed:
         return self.inner.add_into(out, alpha)
 
 
-def chosen(payload: Payload) -> Tensor | None:
+def find_chosen(payload: Payload) -> Tensor | None:
     """The positions this rank picked for itself, or None if it picked none: a dense share has no
     private choice in it."""
     if isinstance(payload, Sparse):
         return payload.indices
     if isinstance(payload, Parts):
-        found = [(offset, chosen(item)) for offset, item in payload.items]
+        found = [(offset, find_chosen(item)) for offset, item in payload.items]
         places = [index + offset for offset, index in found if index is not None]
         return torch.cat(places) if places else None
     if isinstance(payload, Without):
-        index = chosen(payload.inner)
+        index = find_chosen(payload.inner)
         if index is None:
             return None
         for start, stop in payload.gaps:
@@ -178,11 +181,11 @@ def chosen(payload: Payload) -> Tensor | None:
     return None
 
 
-def written(payload: Payload, out: Tensor) -> Tensor:
+def write_into(payload: Payload, out: Tensor) -> Tensor:
     """The payload in place of whatever is in the buffer: a pass less than clearing and adding."""
     if isinstance(payload, Parts) and sum(p.numel for _, p in payload.items) == payload.numel:
         for offset, item in payload.items:
-            written(item, out[offset : offset + item.numel])
+            write_into(item, out[offset : offset + item.numel])
         return out
     if isinstance(payload, Dense):
         return out.copy_(payload.values)
@@ -238,7 +241,7 @@ def ascending(payload: Sparse) -> Sparse:
     return Sparse(payload.indices[order], payload.values[order], payload.numel)
 
 
-def added(payloads: list[Sparse]) -> Sparse:
+def add_up(payloads: list[Sparse]) -> Sparse:
     """The sum of ascending payloads: one entry an index, ascending; equal ones in their order."""
     summed = kernels.merged([p.indices for p in payloads], [p.values for p in payloads])
     return Sparse(*summed, payloads[0].numel)
@@ -247,3 +250,14 @@ def added(payloads: list[Sparse]) -> Sparse:
 def only(payload: Sparse, kept: Tensor) -> Sparse:
     """Those of its entries for which the mask is set."""
     return Sparse(*kernels.compress(payload.indices, payload.values, kept), payload.numel)
+
+
+def largest(payload: Sparse, count: int) -> Sparse:
+    """So many entries of largest magnitude; NaN and infinity come first, and are never hidden."""
+    if payload.entries <= count:
+        return payload
+    if count == 0:
+        return only(payload, ~payload.values.isfinite())
+    kept = torch.zeros(payload.entries, dtype=torch.bool, device=payload.values.device)
+    kept[kernels.topk(payload.values[None], count)] = True
+    return only(payload, kept)

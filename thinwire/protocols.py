@@ -1,4 +1,4 @@
-"""The contract of the house: what every part promises, and no code.
+"""The contract of the house: what every part promises.
 
 A *reducer* turns one bucket of gradients into `Reduced(mean, sent)`. Everything rests on one
 law, true for every reducer on every step:
@@ -7,14 +7,18 @@ law, true for every reducer on every step:
 
 so error feedback is `residual = x - sent` for every algorithm. Algorithms reach other ranks
 only through `Comm`, which is blocking; overlap with backward is the engine's business.
+
+A part may promise more than its verbs, as plain attributes: `SelectorPromises` and its neighbours
+list them with what holds where a part says nothing. So a plain function is a selector, and a class
+with `sum` and `traffic` a collective. `promised` is the one place where they are read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -32,11 +36,19 @@ if TYPE_CHECKING:
 class Reduced:
     """What one reduction gave: the mean (same bits on all ranks) and this rank's share of it.
 
-    `finite` is False when any rank met a NaN or infinity: such a step counts as `sent = 0`.
-    `undo` puts `sent` back into the residual; the engine calls it when another bucket of the
-    same step was not finite. `unused` names the parameters no rank had a gradient for. `kept` is
-    the number of entries to report, where that is not what the payload holds. `peak` is a magnitude
-    that no entry of the mean exceeds: where it is known, it spares a look at all of them.
+    Args:
+        mean: The average, flat.
+        sent: This rank's share of it.
+        finite: False when any rank met a NaN or infinity: such a step counts as `sent = 0`.
+        undo: Puts `sent` back into the residual. The engine calls it when another bucket of the
+            same step was not finite.
+        unused: The parameters that no rank had a gradient for.
+        kept: The number of entries to report, where that is not what the payload holds.
+        peak: A magnitude that no entry of the mean exceeds: it spares a look at all of them.
+
+    Example:
+        >>> reduced = recipe.reduce(bucket, comm)  # doctest: +SKIP
+        >>> reduced.sent.add_into(x, alpha=-1.0)  # the residual  # doctest: +SKIP
     """
 
     mean: Tensor
@@ -81,14 +93,27 @@ class Reducer(Protocol):
 
 
 class Selector(Protocol):
-    """Says *where*: k flat indices out of every row. A plain function qualifies.
-
-    One that must decide alike on all ranks may have `settle(states, highest)`: called after the
-    exchange with the states it has used, `highest` is the elementwise maximum over ranks. One that
-    may choose more than k says how many times k at most (`capacity`).
-    """
+    """Says *where*: k flat indices out of every row. A plain function qualifies."""
 
     def __call__(self, rows: Tensor, k: int, state: Any) -> Tensor: ...  # (r, c) -> flat indices
+
+
+Memo = MutableMapping[str, Any]
+Settle = Callable[[Sequence[Memo], Callable[[Tensor], Tensor]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorPromises:
+    """What a selector may promise.
+
+    `fused`: it reads an unevaluated `Sum`, where others get `Sum.take()`. `capacity`: it chooses up
+    to so many times k. `settle(states, highest)`: it must decide alike on all ranks; called after
+    the exchange with the states it used, `highest` gives the elementwise maximum over ranks.
+    """
+
+    fused: bool = False
+    capacity: float = 1.0
+    settle: Settle | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,18 +138,28 @@ class Frame(Protocol):
 
 
 class Collective(Protocol):
-    """Sums private supports: returns the total, and my share of it.
-
-    It may say that counts vary (`ragged`), who `keeps` what it drops, and that it has use for more
-    entries than k (`reach` times as many). One that goes by tensors has `with_counts`, and is told
-    the size of each and what is asked of it.
-    """
+    """Sums private supports: returns the total, and my share of it."""
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse | Dense, Payload]: ...
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectivePromises:
+    """What a collective may promise.
+
+    `ragged`: it takes counts that vary from rank to rank. `keeps`: who holds what it drops, the
+    "sender" or the "owner" of a region. `reach`: it has use for so many times k entries.
+    `with_counts(counts)`: itself for these tensors, (entries, entries asked for) of each.
+    """
+
+    ragged: bool = True
+    keeps: str = "sender"
+    reach: float = 1.0
+    with_counts: Callable[[tuple[tuple[int, int], ...]], Collective] | None = None
 
 
 class Memory(Protocol):
@@ -135,6 +170,27 @@ class Memory(Protocol):
     def keep(
         self, x: Tensor, sent: Payload, bucket: Bucket
     ) -> Callable[[], object]: ...  # returns how to undo it
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPromises:
+    """What a memory may promise.
+
+    `learning_rate`: it holds rate times gradient, and so must see the rates. `corrects_momentum`:
+    it applies the momentum itself, so the optimizer must have none.
+    """
+
+    learning_rate: bool = False
+    corrects_momentum: bool = False
+
+
+Promises = TypeVar("Promises", SelectorPromises, CollectivePromises, MemoryPromises)
+
+
+def promised(kind: type[Promises], part: object) -> Promises:
+    """What this part promises; of what it says nothing about, the default."""
+    said: dict[str, Any] = {f.name: getattr(part, f.name, f.default) for f in fields(kind)}
+    return kind(**said)
 
 
 class Comm(Protocol):
@@ -164,12 +220,30 @@ class Comm(Protocol):
 
 
 class RankMismatch(RuntimeError):
-    """Ranks disagree on recipe or layout; the message shows both sides."""
+    """Ranks disagree on recipe or layout; the message shows both sides.
+
+    Example:
+        >>> raise RankMismatch("rank 1 has topk(density=0.02), rank 0 topk(density=0.01)")
+        Traceback (most recent call last):
+        thinwire.protocols.RankMismatch: rank 1 has topk(density=0.02), rank 0 topk(density=0.01)
+    """
 
 
 class RankFailed(RuntimeError):
-    """Another rank failed; the message names it and repeats its error."""
+    """Another rank failed; the message names it and repeats its error.
+
+    Example:
+        >>> raise RankFailed("rank 2 failed: out of memory")
+        Traceback (most recent call last):
+        thinwire.protocols.RankFailed: rank 2 failed: out of memory
+    """
 
 
 class WireError(RuntimeError):
-    """Bytes that came over the wire do not decode to what was agreed."""
+    """Bytes that came over the wire do not decode to what was agreed.
+
+    Example:
+        >>> raise WireError("expected 12 bytes, got 7")
+        Traceback (most recent call last):
+        thinwire.protocols.WireError: expected 12 bytes, got 7
+    """

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket, Piece, View, by_layer
 from thinwire.collectives.gather import AllGather
-from thinwire.describe import describe
+from thinwire.describe import describe, spell
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout
-from thinwire.operand import Sum, working_dtype
+from thinwire.operand import Sum, evaluate, working_dtype
 from thinwire.payload import (
     Dense,
     Parts,
@@ -30,9 +31,19 @@ from thinwire.payload import (
     limit,
     nothing,
     only,
-    written,
+    write_into,
 )  # fmt: skip
-from thinwire.protocols import Collective, Comm, Frame, Reduced, Selector, Traffic
+from thinwire.protocols import (
+    Collective,
+    CollectivePromises,
+    Comm,
+    Frame,
+    Reduced,
+    Selector,
+    SelectorPromises,
+    Traffic,
+    promised,
+)
 from thinwire.schedule import (
     ByParameter,
     Density,
@@ -57,21 +68,20 @@ class Project:
     frame: Frame
     wire: Wire = field(default_factory=Wire)
 
+    __repr__ = spell
+
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         mean = mine = None
         link = _link(bucket, comm, self.wire)
-        for step in self.frame.passes(bucket):
-            coefficients = step.coefficients
-            if not bucket.finite:  # poison the sum, so that every rank learns of it
-                coefficients = torch.full_like(coefficients, float("nan"))
-            mean, mine = link.all_reduce(coefficients, step.sizes)
+        for turn in self.frame.passes(bucket):
+            mean, mine = link.all_reduce(bucket.poison(turn.coefficients), turn.sizes)
             if not kernels.finite(mean):
-                return _aborted(_written(step.lift(mean), bucket), _unused(bucket, link))
-            step.learn(mean)
+                return _abort(_write(turn.lift(mean), bucket), _read_unused(bucket, link))
+            turn.learn(mean)
         assert mean is not None and mine is not None, "a frame has at least one pass"
-        lifted = step.lift(mean)
-        written, peak = _written(lifted, bucket), float(limit(lifted))
-        return Reduced(mean=written, sent=step.lift(mine), unused=_unused(bucket, link), peak=peak)
+        lifted, sent = turn.lift(mean), turn.lift(mine)
+        flat, peak = _write(lifted, bucket), float(limit(lifted))
+        return Reduced(mean=flat, sent=sent, unused=_read_unused(bucket, link), peak=peak)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         sizes = self.frame.sizes(layout, step)
@@ -108,13 +118,12 @@ class Select:
         total, share = merge.sum(mine, k, bucket.step, link, state)
         mean, peak = bucket.filled(total, 1.0 / comm.size)
         if not peak < math.inf:
-            return _aborted(mean, _unused(bucket, link))
-        settle = getattr(self.pick, "settle", None)
-        if settle is not None:
-            settle(states, lambda votes: link.highest(votes.to(mine.values.device)))
+            return _abort(mean, _read_unused(bucket, link))
+        if self._picks.settle is not None:
+            self._picks.settle(states, lambda votes: link.highest(votes.to(mine.values.device)))
         # an owner's share also keeps book of what it dropped: no more was kept than there is
         kept = min(share.entries, total.entries)
-        unused, sent = _unused(bucket, link), _beside(share, zeros)
+        unused, sent = _read_unused(bucket, link), _beside(share, zeros)
         return Reduced(mean=mean, sent=sent, unused=unused, kept=kept, peak=peak)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
@@ -128,12 +137,25 @@ class Select:
             _count(piece, asked)
         merge, k = self._merge(asked, layout), sum(asked.values())
         priced = merge.traffic(k, layout.numel, world, self.wire, step)
-        return replace(priced, floor=priced.floor or getattr(self.pick, "capacity", 1.0) > 1)
+        return replace(priced, floor=priced.floor or self._picks.capacity > 1)
 
-    def __repr__(self) -> str:
-        return describe(self)
+    __repr__ = spell
 
-    @property
+    def thin(self, factor: float, layout: Layout, step: int) -> Select:
+        """The same at so many times its density of this step; what it sends whole stays whole."""
+        if factor == 1.0 or self._sends_all(layout, step):
+            return self
+        return replace(self, density=thinned(self._density(step), factor))
+
+    @cached_property
+    def _picks(self) -> SelectorPromises:
+        return promised(SelectorPromises, self.pick)
+
+    @cached_property
+    def _merges(self) -> CollectivePromises:
+        return promised(CollectivePromises, self.collective)
+
+    @cached_property
     def _dense(self) -> Project:
         return Project(frame=Identity(), wire=self.wire)
 
@@ -146,17 +168,17 @@ class Select:
         return layout.size > 0 and density == 1.0
 
     def _density(self, step: int) -> Density:
-        if isinstance(self.density, ByParameter):
+        if isinstance(self.density, float | ByParameter):  # checked when it was given
             return self.density
         return checked_density(at(self.density, step))
 
     def _merge(self, asked: Counter[str | None], layout: Layout) -> Collective:
         """The collective; one that goes by tensors is told what is asked of each."""
-        told = getattr(self.collective, "with_counts", None)
-        if told is None or None in asked:
+        if self._merges.with_counts is None or None in asked:
             return self.collective
-        counts = tuple((slot.numel, asked[slot.name]) for slot in layout.slots)
-        return cast(Collective, told(counts))
+        return self._merges.with_counts(
+            tuple((slot.numel, asked[slot.name]) for slot in layout.slots)
+        )
 
     def _mine(
         self, bucket: Bucket, states: list[Any]
@@ -166,10 +188,10 @@ class Select:
         scope = bucket.scope("select")
         chosen: list[Tensor] = []
         asked: Counter[str | None] = Counter()
-        for piece in self.over(bucket, thinned(self._density(bucket.step), bucket.thinner)):
+        for piece in self.over(bucket, self._density(bucket.step)):
             if piece.k < piece.rows.shape[1]:
                 states.append(piece.state(scope))
-                chosen.append(piece.place(self._picked(piece, states[-1])))
+                chosen.append(piece.place(self._pick(piece, states[-1])))
             else:
                 chosen.append(piece.place(_everything(piece)))
             _count(piece, asked)
@@ -179,26 +201,25 @@ class Select:
         indices = torch.cat([none, *chosen])
         values = kernels.gather(x, indices).to(working_dtype(x.dtype))
         zeros = Sparse(indices[:0], values[:0], bucket.layout.numel)
-        if getattr(self.collective, "ragged", True):
+        if self._merges.ragged:
             zeros = only(Sparse(indices, values, bucket.layout.numel), values == 0)
             indices, values = kernels.compress(indices, values, values != 0)
-        if not bucket.finite:  # poison the sum, so that every rank learns of it
-            runs = bucket.layout.runs
-            if not indices.numel() and runs:  # a selector that chose nothing still has to tell
-                indices = indices.new_tensor([runs[0][0]])
-            values = values.new_full((indices.numel(),), float("nan"))
+        runs = bucket.layout.runs
+        if not bucket.finite and not indices.numel() and runs:  # who chose nothing has to tell too
+            indices, values = indices.new_tensor([runs[0][0]]), values.new_zeros(1)
+        values = bucket.poison(values)
         return ascending(Sparse(indices, values, bucket.layout.numel)), zeros, asked
 
-    def _picked(self, piece: Piece, state: Any) -> Tensor:
+    def _pick(self, piece: Piece, state: Any) -> Tensor:
         rows = piece.rows
-        if isinstance(rows, Sum) and not getattr(self.pick, "fused", False):
+        if isinstance(rows, Sum) and not self._picks.fused:
             rows = rows.take()
-        if piece.k == 0 and kernels.finite(_taken(rows)):  # NaN is never hidden
-            return torch.empty(0, dtype=torch.int64, device=_taken(rows).device)
-        k = min(rows.shape[1], round(max(1, piece.k) * getattr(self.collective, "reach", 1)))
+        if piece.k == 0 and kernels.finite(evaluate(rows)):  # NaN is never hidden
+            return torch.empty(0, dtype=torch.int64, device=evaluate(rows).device)
+        k = min(rows.shape[1], round(max(1, piece.k) * self._merges.reach))
         index = self.pick(rows, k, state)  # type: ignore[arg-type]
         expected = piece.k * piece.rows.shape[0]
-        if index.numel() != expected and not getattr(self.collective, "ragged", True):
+        if index.numel() != expected and not self._merges.ragged:
             raise ValueError(
                 f"selector {describe(self.pick)} chose {index.numel()} entries where {expected} "
                 "were asked for; with varying counts use collective=AllGather(ragged=True)"
@@ -217,12 +238,8 @@ def _count(piece: Piece, asked: Counter[str | None]) -> None:
 
 def _everything(piece: Piece) -> Tensor:
     """Of a piece that is sent whole there is nothing to choose, nor to estimate."""
-    rows = _taken(piece.rows)
+    rows = evaluate(piece.rows)
     return torch.arange(rows.numel(), device=rows.device)
-
-
-def _taken(rows: Tensor | Sum) -> Tensor:
-    return rows.take() if isinstance(rows, Sum) else rows
 
 
 def _link(bucket: Bucket, comm: Comm, wire: Wire) -> Link:
@@ -234,22 +251,22 @@ def _link(bucket: Bucket, comm: Comm, wire: Wire) -> Link:
     return Link(comm, wire, torch.tensor(used, dtype=torch.uint8, device=device), salt)
 
 
-def _unused(bucket: Bucket, link: Link) -> tuple[str, ...]:
-    heard = link.heard()
-    if heard is None:
+def _read_unused(bucket: Bucket, link: Link) -> tuple[str, ...]:
+    used_anywhere = link.read_notes()
+    if used_anywhere is None:
         return ()
-    slots = zip(bucket.layout.slots, heard.tolist(), strict=True)
+    slots = zip(bucket.layout.slots, used_anywhere.tolist(), strict=True)
     return tuple(slot.name for slot, used in slots if not used)
 
 
-def _aborted(mean: Tensor, unused: tuple[str, ...]) -> Reduced:
+def _abort(mean: Tensor, unused: tuple[str, ...]) -> Reduced:
     """A step that some rank could not take: its mean is passed on for GradScaler to see."""
     return Reduced(mean=mean, sent=nothing(mean.numel()), finite=False, unused=unused)
 
 
-def _written(payload: Payload, bucket: Bucket) -> Tensor:
+def _write(payload: Payload, bucket: Bucket) -> Tensor:
     """The payload as a flat mean."""
     whole = bucket.layout.runs == ((0, payload.numel),)
     if whole and isinstance(payload, Dense):
         return payload.values
-    return written(payload, bucket.buffer()[0]) if whole else payload.add_into(bucket.blank())
+    return write_into(payload, bucket.buffer()[0]) if whole else payload.add_into(bucket.blank())

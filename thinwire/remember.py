@@ -11,11 +11,20 @@ import torch
 from torch import Tensor
 
 from thinwire.bucket import Bucket
-from thinwire.describe import parts
+from thinwire.describe import parts, spell
 from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
 from thinwire.payload import Without, nothing
-from thinwire.protocols import Comm, Memory, Reduced, Reducer, Traffic
+from thinwire.protocols import (
+    CollectivePromises,
+    Comm,
+    Memory,
+    MemoryPromises,
+    Reduced,
+    Reducer,
+    Traffic,
+    promised,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +52,19 @@ class Remember:
             raise ValueError(
                 f"a memory inside a memory would count everything twice, got {self.inner}; keep one"
             )
-        owners = [p for p in parts(self.inner) if getattr(p, "keeps", "sender") != "sender"]
-        if owners and getattr(self.memory, "corrects_momentum", False):
+        owners = [
+            part
+            for part in parts(self.inner)
+            if promised(CollectivePromises, part).keeps != "sender"
+        ]
+        if owners and promised(MemoryPromises, self.memory).corrects_momentum:
             raise ValueError(
                 f"momentum correction needs a collective in which the sender keeps what is "
                 f"dropped; in {owners[0]} the owner of a region does: use AllGather() or "
                 "memory='residual'"
             )
+
+    __repr__ = spell
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
         folded = self.memory.fold(bucket, comm.size)
@@ -59,7 +74,7 @@ class Remember:
             return replace(reduced, undo=None)
         reduced = _without_unused(reduced, bucket.layout)
         reduced = _in_gradients_units(reduced, folded.units)
-        reduced = _rescaled(reduced, bucket.scale, bucket.layout, comm.size)
+        reduced = _rescale(reduced, bucket.scale, bucket.layout, comm.size)
         if not reduced.finite:
             _drop_overflow(bucket, folded.units, comm.size)
             return replace(reduced, sent=nothing(bucket.layout.numel), undo=None)
@@ -107,7 +122,7 @@ def _in_gradients_units(reduced: Reduced, units: list[tuple[Slot, float]]) -> Re
     return _without(reduced, [slot for slot, unit in units if unit == 0.0])
 
 
-def _rescaled(reduced: Reduced, scale: float, layout: Layout, world: int) -> Reduced:
+def _rescale(reduced: Reduced, scale: float, layout: Layout, world: int) -> Reduced:
     """Our slots of the mean times the loss scale, and whether they are still finite, P times too:
     what rounding has done to a mean, its owner's share holds P times.
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from thinwire.bucket import Bucket
-from thinwire.describe import describe
+from thinwire.describe import spell
 from thinwire.layout import Layout, Slot
 from thinwire.payload import Parts, nothing
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
@@ -33,15 +33,14 @@ class Route:
             (child, reducer.reduce(child.at(name), comm))
             for name, child, reducer in self._children(bucket)
         ]
-        return joined(bucket, results)
+        return join(bucket, results)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         ghost = Bucket(flat=torch.empty(layout.numel, device="meta"), layout=layout, state={})
         parts = [r.traffic(b.layout, world, step) for _, b, r in self._children(ghost)]
         return sum(parts, Traffic())
 
-    def __repr__(self) -> str:
-        return describe(self)
+    __repr__ = spell
 
     def _children(self, bucket: Bucket) -> list[tuple[str, Bucket, Reducer]]:
         layout = bucket.layout
@@ -59,7 +58,7 @@ class Route:
         return {}
 
 
-def joined(bucket: Bucket, results: list[tuple[Bucket, Reduced]]) -> Reduced:
+def join(bucket: Bucket, results: list[tuple[Bucket, Reduced]]) -> Reduced:
     """One result out of those of parts of a bucket, which may have written into one buffer."""
     if not results:
         return Reduced(mean=bucket.blank(), sent=nothing(bucket.layout.numel))

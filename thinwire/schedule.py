@@ -1,5 +1,7 @@
 """Any number of a recipe may be a schedule: a plain function of the step.
 
+`Number` and `Whole` are the types of such options; `read_number` reads them for one step.
+
 Schedules are frozen dataclasses rather than closures, so that they print what they are and two
 ranks with different schedules are told apart. A density may also depend on the parameter.
 """
@@ -9,11 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from thinwire.describe import describe
+from thinwire.describe import describe, spell, tag_call
 from thinwire.layout import Slot
 
-Number = float | Callable[[int], float]
+Schedule = Callable[[int], float]
+Number = float | Schedule
+Whole = int | Schedule  # of which every value is whole
+Plain = TypeVar("Plain")
 
 
 def at(number: Number, step: int) -> float:
@@ -21,9 +27,24 @@ def at(number: Number, step: int) -> float:
     return number(step) if callable(number) else number
 
 
+def read_number(number: Plain | Schedule) -> Plain:
+    """The number itself. Recipes are built for one step, so no schedule ever gets this far."""
+    assert not callable(number), "a schedule where a number of one step belongs"
+    return number
+
+
 @dataclass(frozen=True)
 class Piecewise:
-    """`values[i]` until step `until[i]`, the last value from then on."""
+    """`values[i]` until step `until[i]`, the last value from then on.
+
+    Args:
+        until: Rising steps, one fewer than values.
+        values: What the number is up to each of them, and after the last.
+
+    Example:
+        >>> Piecewise(until=(100,), values=(0.25, 0.01))(100)
+        0.01
+    """
 
     until: tuple[int, ...]
     values: tuple[float, ...]
@@ -41,7 +62,17 @@ class Piecewise:
 
 @dataclass(frozen=True, kw_only=True)
 class Ramp:
-    """Geometric from `start` to `end` over `steps` steps, `end` from then on."""
+    """Geometric from `start` to `end` over `steps` steps, `end` from then on.
+
+    Args:
+        start: The number in the first step, above 0.
+        end: The number after the ramp, above 0.
+        steps: How many steps the ramp lasts.
+
+    Example:
+        >>> Ramp(start=0.4, end=0.1, steps=100)(50)
+        0.2
+    """
 
     start: float
     end: float
@@ -58,17 +89,24 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Flushed:
-    """As `then` says, but 1.0 from the last of so many `steps` on: all that waits is sent.
+    """As `then` says, but 1.0 from the last step on: the whole residual is sent.
 
     Steps that were skipped, as for a loss scale, are not counted.
+
+    Args:
+        then: The density before that: a number or a schedule.
+        steps: Optimizer steps in the whole training.
+
+    Example:
+        >>> Flushed(0.01, 1000)(999)
+        1.0
     """
 
     then: Number
     steps: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ValueError(f"steps must be how many the training has, got {self.steps!r}")
+        checked_whole("steps", self.steps, 1, "as many as the training has")
 
     def __call__(self, step: int) -> float:
         return 1.0 if step >= self.steps - 1 else at(self.then, step)
@@ -77,19 +115,35 @@ class Flushed:
 def dgc_ramp(density: float, epochs: int, every: int) -> Piecewise:
     """DGC's warm-up by formula: density ** ((e + 1) / (epochs + 1)) in epoch e, then the density.
 
-    An epoch is `every` steps. Lin et al. 2018 (arXiv 1712.01887), as in its authors' code.
+    Lin et al. 2018 (arXiv 1712.01887), as in its authors' code.
+
+    Args:
+        density: Where it ends, in (0, 1].
+        epochs: Epochs of the warm-up.
+        every: Steps per epoch.
+
+    Example:
+        >>> dgc_ramp(0.01, epochs=1, every=100)(0)
+        0.1
     """
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"a ramp lasts at least one epoch, got {epochs!r}")
+    checked_whole("epochs", epochs, 1, "the length of the ramp")
     checked_density(density)
     rising = tuple(density ** ((e + 1) / (epochs + 1)) for e in range(epochs))
     return stages((*rising, density), every)
 
 
 def stages(values: tuple[float, ...], every: int) -> Piecewise:
-    """These values in turn, each for `every` steps, the last from then on."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"a stage must last at least one step, got every={every!r}")
+    """These values in turn, each for `every` steps, the last from then on.
+
+    Args:
+        values: The numbers, in their order.
+        every: Steps per number.
+
+    Example:
+        >>> stages((0.25, 0.05, 0.01), every=100)(150)
+        0.05
+    """
+    checked_whole("every", every, 1, "the steps of a stage")
     return Piecewise(tuple(every * (i + 1) for i in range(len(values) - 1)), values)
 
 
@@ -115,7 +169,7 @@ class ByParameter:
                     f"'' is found in every name, so what comes behind it is never reached, got "
                     f"{describe(dict(rules))}; put '' last"
                 )
-        return ByParameter(rules)
+        return tag_call(ByParameter(rules), f"ByParameter.of({spell(dict(rules))})")
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -197,6 +251,15 @@ def checked_flag(name: str, value: bool) -> bool:
     """The value itself; a string such as "no" would count as true."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def checked_whole(name: str, value: int, least: int, remedy: str) -> int:
+    """The value itself, if it is a whole number of at least `least`; True is no number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{name} must be a whole number of at least {least}, got {value!r}; give {remedy}"
+        )
     return value
 
 

@@ -70,8 +70,7 @@ def test_each_tensor_is_priced_by_its_own_count(name):
         draw = torch.Generator().manual_seed(10 * step + rank)
         return {name: torch.randn(shape, generator=draw) for name, shape in SIZES.items()}
 
-    more = {"hybrid": True} if name == "adtopk" else {"collective": "cheapest"}
-    recipe = getattr(recipes, name)({"large": 0.001, "small": 0.6}, **more)
+    recipe = getattr(recipes, name)({"large": 0.001, "small": 0.6}, collective="cheapest")
     results = run(recipe, make, 4, steps=2)
     check_law(results, 4)
     counts = 8 * 3  # of the gather

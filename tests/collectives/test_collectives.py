@@ -20,7 +20,7 @@ from thinwire.collectives.spardl import BlockQuota, hops
 from thinwire.collectives.split import SplitReduce
 from thinwire.combinators import Remember
 from thinwire.comm import local
-from thinwire.payload import chosen
+from thinwire.payload import find_chosen
 from thinwire.recipes.options import COLLECTIVES as COLLECTIVE_NAMES
 from thinwire.reducers import Select
 from thinwire.selectors.estimators import Constant
@@ -206,7 +206,7 @@ def test_rounding_others_numbers_is_no_choice_of_mine(name):
         sent = built.reduce(Bucket.of({"w": x.clone()}, state={}), comm).sent
         mine = set(x.abs().topk(K).indices.tolist())
         assert sent.entries > 0
-        return set(chosen(sent).tolist()) <= mine
+        return set(find_chosen(sent).tolist()) <= mine
 
     assert all(local.run(4, worker))
 

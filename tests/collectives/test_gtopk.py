@@ -8,7 +8,7 @@ import torch
 from tests.collectives.worlds import INPUTS, WORLDS, K, N, check_law, private, reduce
 from thinwire import Bucket, recipes
 from thinwire.bucket import whole
-from thinwire.collectives.gtopk import GTopK, largest_power, merged
+from thinwire.collectives.gtopk import GTopK, largest_power, merge_largest
 from thinwire.combinators import Remember
 from thinwire.comm import local
 from thinwire.payload import Sparse
@@ -78,7 +78,7 @@ def test_merging_is_symmetric_to_the_bit():
                torch.randn(20, generator=draw), 50)
         for _ in range(2)
     )  # fmt: skip
-    ab, ba = merged(a, b, 15), merged(b, a, 15)
+    ab, ba = merge_largest(a, b, 15), merge_largest(b, a, 15)
     assert torch.equal(ab.indices, ba.indices) and torch.equal(ab.values, ba.values)
 
 

@@ -16,7 +16,7 @@ from tests.collectives.worlds import K, N, check_law, phases, private, reduce
 from thinwire import Bucket, recipes
 from thinwire.bucket import whole
 from thinwire.collectives.oktopk import OkTopk, proposal
-from thinwire.collectives.slots import BINS, Slots, balanced, next_threshold, sketch
+from thinwire.collectives.slots import BINS, Slots, balance, count_above, next_threshold
 from thinwire.combinators import Remember
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
@@ -119,10 +119,10 @@ def test_regions_hold_equally_many_even_where_entries_crowd():
     """All ranks' entries in a tenth of the bucket: regions follow them."""
     counts = torch.zeros(100)
     counts[40:50] = 10
-    cuts = balanced(counts, 10, 1000, 4)
+    cuts = balance(counts, 10, 1000, 4)
     assert cuts[0] == 0 and cuts[-1] == 1000 and cuts == sorted(cuts)
     assert all(400 <= cut <= 500 for cut in cuts[1:-1])
-    assert balanced(torch.zeros(10), 10, 100, 4) == [0, 25, 50, 75, 100]
+    assert balance(torch.zeros(10), 10, 100, 4) == [0, 25, 50, 75, 100]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,7 +130,7 @@ def test_the_sketches_tell_the_threshold(seed):
     """From 34 numbers of each owner: how many sums of all owners pass, to a few per cent."""
     draw = torch.Generator().manual_seed(seed)
     sums = [torch.randn(5000, generator=draw) * (1 + r) for r in range(4)]
-    heads = [sketch(x, float(x.abs().topk(250).values[-1])) for x in sums]
+    heads = [count_above(x, float(x.abs().topk(250).values[-1])) for x in sums]
     assert heads[0].numel() == 2 + BINS
     theta = next_threshold(heads, 1000)
     assert theta is not None
@@ -138,10 +138,10 @@ def test_the_sketches_tell_the_threshold(seed):
 
 
 def test_nothing_can_be_told_from_nothing():
-    empty = sketch(torch.empty(0), 0.0)
+    empty = count_above(torch.empty(0), 0.0)
     assert next_threshold([empty, empty], 10) is None
-    broken = sketch(torch.tensor([float("nan")]), float("nan"))
-    assert next_threshold([broken, sketch(torch.randn(50), 1.0)], 10) is None
+    broken = count_above(torch.tensor([float("nan")]), float("nan"))
+    assert next_threshold([broken, count_above(torch.randn(50), 1.0)], 10) is None
 
 
 def test_the_threshold_follows_a_change_of_scale():

@@ -9,8 +9,8 @@ import torch
 
 from tests.collectives.worlds import INPUTS, WORLDS, N, private, reduce
 from thinwire import recipes
-from thinwire.bucket import regions
 from thinwire.collectives import split
+from thinwire.layout import regions
 from thinwire.payload import Sparse
 from thinwire.wire import Wire
 from thinwire.wire.values import Bf16

@@ -105,7 +105,7 @@ MORE = {
     "redsync(trim)": recipes.redsync(trim=True),
     "dgc(loose)": recipes.dgc(hierarchical=False),
     "topk(reused)": recipes.topk(refresh=4),
-    "adtopk(estimate)": recipes.adtopk(estimate=True),
+    "adtopk(estimate)": recipes.adtopk(interleave=True, estimate=True),
 }
 FLOORS = {"gaussiank", "redsync", "sidco", "oktopk", "sidco(gamma)", "dgc(loose)",
           "topk(reused)", "adtopk(estimate)"}  # fmt: skip

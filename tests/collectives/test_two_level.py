@@ -10,14 +10,16 @@ import torch
 from tests.collectives.worlds import INPUTS, N, check_law, private, reduce
 from thinwire import Bucket, recipes
 from thinwire.bucket import by_layer
+from thinwire.by_node import ByNode, deal
 from thinwire.collectives.gtopk import GTopK
 from thinwire.collectives.slots import Slots
 from thinwire.collectives.spardl import BlockQuota
 from thinwire.collectives.split import SplitReduce
-from thinwire.collectives.two_level import ByNode, TwoLevel, dealt, grouped, told
+from thinwire.collectives.two_level import TwoLevel
 from thinwire.combinators import Remember, Route, dense
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
+from thinwire.comm.nodes import group_ranks, read_nodes
 from thinwire.engine import fusion
 from thinwire.layout import Layout
 from thinwire.reducers import Select
@@ -193,22 +195,22 @@ def test_optimizer_mode_packs_buckets_for_any_nodes():
     parameters = {name: torch.zeros(100, 100) for name in "abcdef"}
     for nodes in (4, ((0, 1), (2, 3))):
         recipe = recipes.topk(collective=TwoLevel(nodes=nodes))
-        assert fusion.plan(parameters, recipe, 25, world=4)
+        assert fusion.pack(parameters, recipe, 25, world=4)
 
 
 def test_nodes_are_given_or_read_from_the_launcher(monkeypatch):
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
-    assert grouped(2, 6) == [[0, 1], [2, 3], [4, 5]]
-    assert grouped(((0, 2), (1, 3)), 4) == [[0, 2], [1, 3]]
+    assert group_ranks(2, 6) == [[0, 1], [2, 3], [4, 5]]
+    assert group_ranks(((0, 2), (1, 3)), 4) == [[0, 2], [1, 3]]
     with pytest.raises(ValueError, match="say it: TwoLevel"):
         recipes.topk(collective="two_level")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert told(None) == 2 and told(4) == 4
+    assert read_nodes(None) == 2 and read_nodes(4) == 4
     with pytest.raises(ValueError, match="5 ranks do not make nodes of 2"):
-        grouped(told(None), 5)
+        group_ranks(read_nodes(None), 5)
     with pytest.raises(ValueError, match="other ranks"):
-        grouped(((0, 1),), 4)
+        group_ranks(((0, 1),), 4)
     for wrong in (0, True, 2.5, "2", ((0, 1), (2,)), ((0, 0),), (0, 1)):
         with pytest.raises(ValueError, match="nodes must be"):
             TwoLevel(nodes=wrong)
@@ -223,8 +225,8 @@ def test_momentum_needs_a_sender_that_keeps():
 
 def test_parameters_are_dealt_out_whole_and_evenly():
     layout = Bucket.of(several(0, 0), state={}).layout
-    shares = dealt(layout, 2)
+    shares = deal(layout, 2)
     assert [slot for share in shares for slot in share] == list(layout.slots)
     sizes = [sum(slot.numel for slot in share) for share in shares]
     assert sum(sizes) == N and min(sizes) > 0.3 * N
-    assert dealt(Layout((), 0), 3) == [(), (), ()]
+    assert deal(Layout((), 0), 3) == [(), (), ()]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.comm.mpi_check import CALLS
-from thinwire.lab.collectives import mpirun
+from thinwire_lab.bench.collectives import mpirun
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire import Bucket, recipes
+from thinwire.choose import HOME, Choose
 from thinwire.collectives.cheapest import Cheapest
 from thinwire.collectives.gather import AllGather
 from thinwire.collectives.oktopk import OkTopk
@@ -27,7 +28,6 @@ from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.describe import parts
 from thinwire.memory import MomentumCorrected, Residual
-from thinwire.planned import HOME, Planned
 from thinwire.protocols import Reducer
 from thinwire.schedule import stages
 from thinwire.wire import Wire
@@ -45,7 +45,10 @@ NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES.values())
 # Recipes that keep no residual by design: the second half of the law does not apply to them.
 WITHOUT_MEMORY = {"dense", "half", "bf16"}
 # Every entry travels, in fewer bits.
-VALUES = {"half", "bf16", "fp8", "int8", "natural", "qsgd", "terngrad", "signsgd", "onebit"}
+VALUES = {
+    "half", "bf16", "fp8", "int8", "int4", "natural", "qsgd", "terngrad", "signsgd", "onebit",
+    "tuned",
+}  # fmt: skip
 # Counts that vary: no more than twice the density, no less than half of it where that is promised.
 # Sizes that hang on which entries were chosen: priced to 2 %, in tests/collectives/test_traffic.py.
 BY_CHANCE = {"topkdsa", "spardl"}
@@ -142,10 +145,14 @@ CASES: dict[str, Reducer] = {
     "powersgd(bf16)": recipes.powersgd(rank=2, wire="bf16"),
     "acpsgd": recipes.acpsgd(rank=2),
     "acpsgd(fp16)": recipes.acpsgd(rank=2, wire="fp16"),
-    "auto": recipes.auto(density=0.05, rank=2),
+    "int4": recipes.int4(),
+    "tuned": recipes.tuned(),  # sparse ones are gtopk and slots; tests/test_tuned.py has the rest
+    "auto": recipes.auto(
+        density=0.05, rank=2, among=("topk", "adtopk", "acpsgd", "slots", "bf16", "dense")
+    ),
     "auto(few)": recipes.auto(density=0.05, among=("topk", "dense"), tries=3),
     "adtopk(partial)": recipes.adtopk(density=0.05, partial=True),
-    "adtopk(hybrid)": recipes.adtopk(density=0.05, hybrid=True),
+    "adtopk(hybrid)": recipes.adtopk(density=0.05, collective="cheapest"),
 }
 
 # Every recipe in every world, its variants in one; the fast suite takes a part of them.
@@ -372,7 +379,7 @@ def ragged(case: str) -> bool:
 
 def whole(case: str, step: int) -> bool:
     """Whether it is dense's turn, while recipes are tried beside it."""
-    plans = [part for part in parts(CASES[case]) if isinstance(part, Planned)]
+    plans = [part for part in parts(CASES[case]) if isinstance(part, Choose)]
     return any(plan._turns(())[step] == HOME for plan in plans)
 
 

@@ -56,7 +56,7 @@ CASES |= {
     "redsync(trim)": built("redsync", trim=True),
     "adtopk(interleave, estimate)": built("adtopk", interleave=True, estimate=True),
     "adtopk(partial)": built("adtopk", partial=True),
-    "adtopk(hybrid)": built("adtopk", hybrid=True),
+    "adtopk(hybrid)": built("adtopk", collective="cheapest"),
     "adtopk(dim1)": built("adtopk", rows="dim1", dense=None),
     "slots(rated)": built("slots", memory=RATED),
     "spardl(decay)": built("spardl", memory=Residual(decay=0.9)),

@@ -27,7 +27,7 @@ def whole() -> dict[str, Any]:
         for name, slot in SLOTS.items()
     }
     layouts = {"f00": {"select": {"threshold": 0.25, "note": None, "half": torch.ones(3).half()}}}
-    return checkpoint.signed(
+    return checkpoint.sign(
         {"version": checkpoint.VERSION, "recipe": "topk", "world": 2, "rank": 0, "step": 5,
          "shapes": {"w": [40, 30], "b": [30]},
          "next": [["b", "w"]], "buckets": [["b"], ["w"]], "slots": slots, "layouts": layouts}
@@ -145,15 +145,15 @@ def test_what_is_not_as_it_was_saved_is_refused_in_one_line(
 )  # fmt: skip
 def test_a_digest_does_not_excuse_what_cannot_be_used(path: str, value: Any) -> None:
     with pytest.raises(ValueError, match=r"^(?!.*digest differs)"):
-        check(checkpoint.signed(changed(whole(), path, value)))
+        check(checkpoint.sign(changed(whole(), path, value)))
 
 
 def test_of_another_recipes_state_only_what_waits_is_taken(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     state = whole()
-    assert checkpoint.fitted(state, "topk") is state
-    other = checkpoint.fitted(state, "acpsgd")
+    assert checkpoint.keep_residual(state, "topk") is state
+    other = checkpoint.keep_residual(state, "acpsgd")
     assert {name: set(parts) for name, parts in other["slots"].items()} == {
         "w": {"memory"}, "b": {"memory"}
     }  # fmt: skip

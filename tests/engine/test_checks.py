@@ -23,6 +23,7 @@ NAMES = {
     for kind in ("weight", "bias")
 }
 MOVING = Piecewise((3,), (0.25, 0.75))
+MOVING_BITS = Piecewise((3,), (8, 4))
 
 
 def model() -> nn.Module:
@@ -33,6 +34,10 @@ def model() -> nn.Module:
 
 @pytest.mark.parametrize("recipe", [
     recipes.adtopk(dense=["bias", "emb"]),
+    recipes.topk(dense=["emb"], partial=True),
+    recipes.gtopk(no_feedback=["emb"]),
+    recipes.qsgd(bits=MOVING_BITS, dense=["emb"]),
+    recipes.powersgd(dense=["emb"]),
     recipes.adtopk(no_feedback=["emb"]),
     recipes.adtopk(dense=["emb"], partial=True),
     recipes.adtopk(no_feedback=["emb"], interleave=True, steps=10, fraction=MOVING),

@@ -44,7 +44,7 @@ def test_a_record_that_changes_between_two_of_its_hosts_is_not_mixed_with_the_ol
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first host of an old record is refused; by the time of the second there is a new one."""
-    store, real, first = dist.HashStore(), rendezvous._greeted, threading.Event()
+    store, real, first = dist.HashStore(), rendezvous._greet, threading.Event()
     gather(store, 2)
 
     def greeted(board: Any, lower: int, mark: bytes, *rest: Any) -> socket.socket | None:
@@ -55,7 +55,7 @@ def test_a_record_that_changes_between_two_of_its_hosts_is_not_mixed_with_the_ol
             return None
         return real(board, lower, mark, *rest)
 
-    monkeypatch.setattr(rendezvous, "_greeted", greeted)
+    monkeypatch.setattr(rendezvous, "_greet", greeted)
     with ThreadPoolExecutor(2) as ranks:
         late = ranks.submit(rendezvous.meet, store, range(2), 1, 60.0)
         assert first.wait(60.0)

@@ -9,7 +9,7 @@ import torch
 
 from thinwire import recipes
 from thinwire.comm import local
-from thinwire.engine.checkpoint import copied, packed
+from thinwire.engine.checkpoint import copy_trees
 from thinwire.engine.steps import Arrival, Steps
 from thinwire.layout import Layout
 
@@ -71,7 +71,7 @@ def test_a_nan_in_one_bucket_undoes_all_of_the_step(name: str, bad: int) -> None
     def worker(comm: Any) -> None:
         steps = Steps(getattr(recipes, name)(), Agreeing(comm))  # type: ignore[arg-type]
         take(steps, comm.rank, 0)
-        before = copied(steps.root)
+        before = copy_trees(steps.root)
         take(steps, comm.rank, 1, bad=bad)
         assert (steps.number, steps.meter.committed, steps.meter.skipped) == (1, 1, 1)
         for bucket in range(3):
@@ -96,7 +96,7 @@ def test_a_step_that_was_cut_short_is_undone(name: str) -> None:
     def worker(comm: Any) -> None:
         steps = Steps(getattr(recipes, name)(), Agreeing(comm))  # type: ignore[arg-type]
         take(steps, comm.rank, 0)
-        before = copied(steps.root)
+        before = copy_trees(steps.root)
         take(steps, comm.rank, 1, upto=2)
         steps.roll_back()
         for bucket in range(2):
@@ -119,7 +119,7 @@ def test_the_next_steps_first_bucket_undoes_a_step_that_was_cut_short(
     def worker(comm: Any) -> None:
         steps = Steps(getattr(recipes, name)(), Agreeing(comm))  # type: ignore[arg-type]
         take(steps, comm.rank, 0)
-        before = copied(steps.root)
+        before = copy_trees(steps.root)
         take(steps, comm.rank, 1, upto=2)
         if sparse:
             steps.reduce_sparse(torch.eye(3).to_sparse(1), first=True, last=False)
@@ -138,7 +138,7 @@ def test_a_nan_in_a_sparse_gradient_undoes_all_of_the_step(last: bool) -> None:
     def worker(comm: Any) -> None:
         steps = Steps(recipes.topk(), Agreeing(comm))  # type: ignore[arg-type]
         take(steps, comm.rank, 0)
-        before = copied(steps.root)
+        before = copy_trees(steps.root)
         grad = torch.ones(4, 3)
         grad[2, 1] = float("nan") if comm.rank == 1 else 1.0
 
@@ -160,7 +160,7 @@ def test_a_nan_in_a_sparse_gradient_undoes_all_of_the_step(last: bool) -> None:
 
 
 def saved(steps: Steps) -> dict[str, Any]:
-    trees = copied(steps.root)
+    trees = copy_trees(steps.root)
     return {**trees, "step": steps.number, "next": steps.next, "buckets": steps.buckets}
 
 
@@ -183,7 +183,7 @@ def test_steps_are_compared_again_after_a_state_was_loaded() -> None:
 @pytest.mark.parametrize("name", ["topk", "half", "gtopk"])
 def test_one_large_bucket_is_taken_in_the_saved_ones_and_in_their_order(name: str) -> None:
     everything = [slot for layout in LAYOUTS for slot in layout.slots]
-    large = packed(everything[::-1])  # not the order in which they were saved
+    large = Layout.packed(everything[::-1])  # not the order in which they were saved
 
     def worker(comm: Any) -> None:
         steps, peers = [], []

@@ -233,7 +233,7 @@ def test_one_order_of_arguments_and_recipes_as_they_are_typed(recipe: Any) -> No
     ):
         with plug() as sync:
             assert repr(sync.recipe) == repr(recipes.topk(density=0.5))
-            assert repr(sync).startswith("<thinwire.Session attached: Remember(")
+            assert repr(sync).startswith("<thinwire.Session attached: topk(density=0.5), ")
             assert "rank 0 of 1, 0 steps" in repr(sync)
         assert not sync.attached and repr(sync).startswith("<thinwire.Session detached")
     with pytest.raises(ValueError, match=r"unknown recipe 'topq'; .*did you mean topk"):

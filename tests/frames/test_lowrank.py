@@ -8,9 +8,8 @@ import torch
 from thinwire import Bucket, recipes
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
-from thinwire.draws import shared_seed
 from thinwire.frames.lowrank import LowRank, orthonormal
-from thinwire.layout import Layout
+from thinwire.layout import Layout, shared_seed
 from thinwire.reducers import Project
 
 N, M, RANK = 12, 20, 3

@@ -376,7 +376,7 @@ def different_steps(rank: int, world: int) -> str:
     net = mlp(2)
     model, optimizer = ddp(net), sgd(net)
     sync = thinwire.attach(model, recipes.topk(warmup=2), timeout=6.0)
-    sync.load_state_dict(checkpoint.signed({**sync.state_dict(), "step": 5 * rank}))
+    sync.load_state_dict(checkpoint.sign({**sync.state_dict(), "step": 5 * rank}))
     try:
         train(model, optimizer, rank, 1)
     except RankMismatch as error:

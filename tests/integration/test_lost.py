@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lost import Case, faults, run
-from thinwire.lab import netns
+from thinwire_lab.local import netns
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # starting may take long beside others
 

@@ -155,7 +155,7 @@ def resumed(rank: int, world: int, call: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     "call",
     [
-        "adtopk(density=0.05, estimate=True)",
+        "adtopk(density=0.05, interleave=True, estimate=True)",
         "adtopk(density=0.05, interleave=(2, 1), no_feedback=['^0'])",
         "topk(density=0.05, refresh=7)",
         "powersgd(rank=stages((1, 3), 40))",
@@ -170,7 +170,7 @@ def test_variants_resume_bit_exactly(pool: Pool, call: str) -> None:
 def broken_gradient(rank: int, world: int) -> list[Any]:
     """One rank meets a NaN in the last bucket: u and v of the others are as if nothing was sent."""
     found = []
-    for call in ("dgc(density=0.05)", "adtopk(density=0.05, estimate=True)"):
+    for call in ("dgc(density=0.05)", "adtopk(density=0.05, interleave=True, estimate=True)"):
         net, recipe = mlp(4), recipes.parse(call)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         sync, model = set_up("attach", recipe, optimizer, net)

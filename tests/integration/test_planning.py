@@ -19,8 +19,9 @@ from tests.integration.common import ddp, mlp, sgd, train, weights
 from tests.integration.test_ddp import same_everywhere
 from tests.processes import Pool
 from thinwire import RankMismatch, recipes
-from thinwire.cli.app import app
 from thinwire.plan import network
+from thinwire_lab.cli.app import app
+from thinwire_lab.cli.plan import _family
 
 pytestmark = pytest.mark.slow
 STEPS = 28  # a turn of thirteen, perhaps twice, and two after the decision
@@ -119,31 +120,71 @@ def test_plan_prints_an_answer_and_writes_a_page(tmp_path: Path) -> None:
     few = ("--recipe", "topk(density=0.01)", "--recipe", "bf16()")
     done = command("plan", "small", "--workers", "2", *few, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    assert "dense()" in done.stdout and "times" in done.stdout
-    assert any(word in done.stdout for word in ("Stay dense", "16-bit is enough", "Use topk"))
+    assert "dense()" in done.stdout and "cost in accuracy" in done.stdout
+    assert any(word in done.stdout for word in ("Stay dense", "16-bit is enough"))
+    assert "Not recommended: costs more, or was never recorded" in done.stdout
     page = (tmp_path / "out" / "plan.html").read_text()
+    assert "cost in accuracy" in page and "<td>unknown</td>" in page
     assert page.count("<svg") == 4
     assert "http" not in page.replace("http://www.w3.org", "") and "<script" not in page
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert {option["recipe"] for option in plan["options"]} == {
         "dense()", "topk(density=0.01)", "bf16()",
     }  # fmt: skip
-    assert network.loaded(tmp_path / "out" / "probe.json").world == 2
+    assert network.load(tmp_path / "out" / "probe.json").world == 2
 
 
 def test_a_slow_network_wants_compression(tmp_path: Path) -> None:
     """Where a fast one does not: test_slow_links_want_less_bytes_and_fast_ones_do_not_care."""
-    network.saved(network.given("1mbit", "1us", 4), tmp_path / "slow.json")
+    network.save(network.from_rate("1mbit", "1us", 4), tmp_path / "slow.json")
     call = ("small", "--workers", "16", "--probe", str(tmp_path / "slow.json"), "--json")
-    done = command("plan", *call, "--recipe", "topk(density=0.01)")
+    done = command("plan", *call, "--recipe", "int8()")
     assert done.returncode == 0, done.stderr
     slow = json.loads(done.stdout)
     assert slow["links"] == "slow.json"
-    assert slow["recipe"] == "topk(density=0.01)" and slow["workers"] == 16
+    assert slow["recipe"] == "int8()" and slow["workers"] == 16
     crossing = next(o["crossover"] for o in slow["options"] if o["recipe"] != "dense()")
-    # Costs are measured here, beside other tests: now and then top-k wins at every rate (null).
+    # Costs are measured here, beside other tests: now and then int8 wins at every rate (null).
     # tests/plan holds the crossing itself to costs that are given.
     assert crossing is None or 1e6 < crossing < 1e13
+
+
+def test_a_recipe_that_costs_accuracy_is_never_recommended_without_a_word() -> None:
+    """ACP-SGD, on links so slow that nothing else of what is compared by itself is as fast."""
+    call = ("small", "--workers", "4", "--net", "1mbit", "--json")
+    done = command("plan", *call)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    options = {option["recipe"]: option for option in plan["options"]}
+    lossy = options["acpsgd(rank=4)"]
+    assert min(options.values(), key=lambda option: option["seconds"]) is lossy
+    assert options[plan["recipe"]]["keeps_accuracy"] and options[plan["recipe"]]["cost"] <= 1
+    assert "Not recommended: acpsgd(rank=4)" in plan["verdict"]
+    assert lossy["cost"] > 90 and not lossy["keeps_accuracy"]
+    assert [trial["job"] for trial in lossy["evidence"]] == ["gpt2", "lstm-lm", "resnet20"]
+    assert plan["tolerance"] == 1 and plan["optimizer"] is None
+    done = command("plan", *call, "--recipe", "acpsgd(rank=4)", "--tolerance", "100")
+    plan = json.loads(done.stdout)
+    assert plan["recipe"] == "acpsgd(rank=4)"
+    assert "cost in accuracy: +96.8 % (gpt2, adamw, 1 seed)" in plan["verdict"]
+
+
+def test_workers_that_share_this_machine_share_its_cores() -> None:
+    call = ("plan", "small", "--workers", "2", "--net", "1gbit", "--recipe", "int8()", "--json")
+    apart, shared = (
+        json.loads(command(*call, *more).stdout) for more in ((), ("--shared-machine",))
+    )
+    assert apart["cores"] == 2 * shared["cores"]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "family"),
+    [("gpt2", None, "adam"), ("vgg16", None, "sgd"), ("small", None, None), ("gpt2", "sgd", "sgd")],
+)
+def test_the_optimizer_is_the_jobs_unless_it_is_given(
+    model: str, asked: str | None, family: str | None
+) -> None:
+    assert _family(model, asked) == family
 
 
 BROKEN = """
@@ -171,6 +212,7 @@ def nothing(batch):
         (("broken:model", "--workers", "1", "--net", "1gbit"), 1, "mat1 and mat2"),
         (("broken:nothing", "--workers", "1", "--net", "1gbit"), 2, "must return"),
         (("small", "--latency", "1ms"), 2, "--latency says what links of --net are like"),
+        (("small", "--optimizer", "lamb"), 2, "--optimizer is sgd or adam, got 'lamb'"),
         (("small", "--papers"), 2, "takes no other flag; leave out the model"),
         (("--papers", "--json", "--workers", "4"), 2, "leave out --json, --workers"),
         (("--verify", "--net", "1gbit", "--batch", "2"), 2, "takes --batch and --out; leave out"),

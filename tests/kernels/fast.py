@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from types import ModuleType
 
 import pytest
 import torch
 
-from thinwire.kernels import bits_cpu, scales_cpu, sparse
+from thinwire.kernels import cpu, gpu
 
 TRITON = importlib.util.find_spec("triton") is not None
-if TRITON:
-    from thinwire.kernels import bits_gpu, rice_gpu, scales_gpu
+ROOMS = (cpu, gpu) if TRITON else (cpu,)
 
 
-def every(*modules: ModuleType) -> pytest.MarkDecorator:
-    """Once with each of them as `fast`."""
-    return pytest.mark.parametrize(
-        "fast", modules, ids=lambda module: module.__name__.split(".")[-1]
-    )
+def every(name: str) -> pytest.MarkDecorator:
+    """Once with each room's file of this name as `fast`."""
+    files = [importlib.import_module(f"{room.__name__}.{name}") for room in ROOMS]
+    return pytest.mark.parametrize("fast", files, ids=[room.__name__[-3:] for room in ROOMS])
 
 
-BITS = every(bits_cpu, bits_gpu) if TRITON else every(bits_cpu)
-RICE = every(sparse, rice_gpu) if TRITON else every(sparse)
-SCALES = every(scales_cpu, scales_gpu) if TRITON else every(scales_cpu)
+BITS, RICE, SCALES = every("bits"), every("rice"), every("scales")
 
 
 def same(mine: torch.Tensor | None, theirs: torch.Tensor | None) -> None:

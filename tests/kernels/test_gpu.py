@@ -1,4 +1,4 @@
-"""The Triton kernels, run by Triton's interpreter (see conftest.py), against the reference."""
+"""Adding, selecting and sparse sums in Triton, run by its interpreter, against the reference."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from tests.kernels.test_cpu import INPUTS, draw
-from thinwire.kernels import gpu, reference
+from tests.kernels.test_select import INPUTS, draw
+from thinwire.kernels.gpu import select, sparse
+from thinwire.kernels.reference import select as reference
+from thinwire.kernels.reference import sparse as sums
 
 SHAPES = [(1, 20_003, 200), (7, 100, 10), (3, 33, 32), (5, 1, 1), (2, 40, 50), (1, 17_000, 9_000)]
 
@@ -20,7 +22,7 @@ def test_topk(name, shape):
     rows, memo = INPUTS[name](r, c), {}
     expected = reference.topk(rows, k)
     for _ in range(2):
-        assert torch.equal(gpu.topk(rows, k, memo), expected)
+        assert torch.equal(select.topk(rows, k, memo), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -30,7 +32,7 @@ def test_adding_and_selecting_in_one_sweep(shape):
     for step in range(3):
         grad = draw(r, c, seed=10 + step)
         expected = residual + 0.5 * grad
-        index, finite = gpu.add_topk(residual, grad, 0.5, k, memo)
+        index, finite = select.add_topk(residual, grad, 0.5, k, memo)
         assert finite
         assert torch.equal(residual, expected)
         assert torch.equal(index, reference.topk(residual, k))
@@ -43,11 +45,11 @@ def test_what_is_not_finite_is_left_out_and_overflow_held(c):
     residual[0, 30] = 2e38
     theirs = residual.clone()
     expected, clean = reference.add_topk(theirs, grad, 1.0, 5, {})
-    index, finite = gpu.add_topk(residual, grad, 1.0, 5, {})
+    index, finite = select.add_topk(residual, grad, 1.0, 5, {})
     assert not finite and not clean
     assert torch.equal(residual, theirs)
     assert torch.equal(index, expected)
-    assert not gpu.accumulate(residual.view(-1), grad.view(-1))
+    assert not select.accumulate(residual.view(-1), grad.view(-1))
 
 
 @pytest.mark.parametrize("add", ["accumulate", "add_topk"])
@@ -55,9 +57,9 @@ def test_an_overflow_is_held_on_its_own_side(add):
     huge = torch.tensor([-3e38, 3e38]).repeat(40)
     residual = huge.clone()
     if add == "accumulate":
-        gpu.accumulate(residual, huge)
+        select.accumulate(residual, huge)
     else:
-        gpu.add_topk(residual[None], huge[None], 1.0, 1, {})
+        select.add_topk(residual[None], huge[None], 1.0, 1, {})
     assert torch.equal(residual, torch.finfo().max * huge.sign())
 
 
@@ -67,7 +69,7 @@ def test_above(edge):
     x[3] = float("nan")
     count = reference.above(x, edge, 5000)[1]
     for most in (0, 100, 5000):
-        found, number = gpu.above(x, edge, most)
+        found, number = select.above(x, edge, most)
         assert number == count
         if count <= most:
             assert torch.equal(found, reference.above(x, edge, most)[0])
@@ -79,11 +81,9 @@ def test_sparse_sums(world):
     parts = [torch.randperm(n, generator=torch.Generator().manual_seed(r)) for r in range(world)]
     parts = [part[: 700 * r + 1].sort().values for r, part in enumerate(parts)]
     values = [draw(part.numel(), seed=r) for r, part in enumerate(parts)]
-    for mine, theirs in zip(
-        gpu.merged(parts, values), reference.merged(parts, values), strict=True
-    ):
+    for mine, theirs in zip(sparse.merged(parts, values), sums.merged(parts, values), strict=True):
         assert torch.equal(mine, theirs)
     index, value = torch.cat(parts), torch.cat(values)
-    mine = gpu.scatter_add(draw(n), index, value, -1.0)
-    assert torch.equal(mine, reference.scatter_add(draw(n), index, value, -1.0))
-    assert not gpu.scatter_add(torch.zeros(4), index[:0], value[:0]).any()
+    mine = sparse.scatter_add(draw(n), index, value, -1.0)
+    assert torch.equal(mine, sums.scatter_add(draw(n), index, value, -1.0))
+    assert not sparse.scatter_add(torch.zeros(4), index[:0], value[:0]).any()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire import kernels
-from thinwire.kernels import reference
+from thinwire.kernels.reference import select, sparse
 
 
 def obvious_topk(rows: torch.Tensor, k: int) -> list[int]:
@@ -59,14 +59,14 @@ def test_accumulate_takes_half_precision_gradients():
 
 def test_accumulate_holds_an_overflow_at_the_largest_number():
     residual = torch.tensor([3e38, -3e38])
-    reference.accumulate(residual, torch.tensor([3e38, -3e38]))
+    select.accumulate(residual, torch.tensor([3e38, -3e38]))
     assert residual.tolist() == [torch.finfo().max, -torch.finfo().max]
 
 
 def test_positions_end_before_the_bound():
-    assert reference.ascending(torch.tensor([0, 8]), 9)
-    assert not reference.ascending(torch.tensor([0, 9]), 9)
-    assert not reference.ascending(torch.tensor([-1, 8]), 9)
+    assert sparse.ascending(torch.tensor([0, 8]), 9)
+    assert not sparse.ascending(torch.tensor([0, 9]), 9)
+    assert not sparse.ascending(torch.tensor([-1, 8]), 9)
 
 
 def test_finite():

@@ -14,31 +14,31 @@ from thinwire.plan.network import (
     VERBS,
     Line,
     Network,
-    fitted,
-    given,
-    loaded,
+    fit,
+    from_rate,
+    load,
     messages,
     probe,
-    saved,
+    save,
 )
 
 
 def test_a_line_is_found_again():
     points = [(6, 2.0**p, 6 * 1e-3 + 2.0**p * 8e-9) for p in range(10, 25)]
-    line = fitted(points)
+    line = fit(points)
     assert line.alpha == pytest.approx(1e-3) and line.beta == pytest.approx(8e-9)
     assert line.error < 1e-9
 
 
 def test_noise_is_reported_and_nothing_is_negative():
     noisy = [(1, 2.0**p, (1e-4 + 2.0**p * 1e-8) * (1.2 if p % 2 else 0.8)) for p in range(10, 25)]
-    line = fitted(noisy)
+    line = fit(noisy)
     assert 0.1 < line.error < 0.3
     assert line.alpha == pytest.approx(1e-4, rel=0.3)
     shrinking = [(1, 2.0**p, 1e-3 * (1 - p / 100)) for p in range(10, 20)]
-    assert fitted(shrinking).beta == 0
+    assert fit(shrinking).beta == 0
     steep = [(1, 2.0**p, 2.0**p * 1e-8 * (1 + p / 50)) for p in range(10, 20)]
-    assert fitted(steep).alpha == 0
+    assert fit(steep).alpha == 0
 
 
 def test_a_line_that_is_held_at_zero_is_the_best_of_those():
@@ -49,14 +49,14 @@ def test_a_line_that_is_held_at_zero_is_the_best_of_those():
 
     steep = [(1, 2.0**p, 2.0**p * 1e-8 * (1 + p / 50)) for p in range(10, 20)]
     flat = [(1, 2.0**p, 1e-3 * (1 - p / 100)) for p in range(10, 20)]
-    a, b = fitted(flat).alpha, fitted(steep).beta
+    a, b = fit(flat).alpha, fit(steep).beta
     for change in (0.999, 1.001):
         assert off(0, b, steep) < off(0, b * change, steep)
         assert off(a, 0, flat) < off(a * change, 0, flat)
 
 
 def test_a_data_sheet():
-    links = given("1gbit", "50us", 4)
+    links = from_rate("1gbit", "50us", 4)
     assert links.seconds("all_reduce", 1_000_000) == pytest.approx(6 * 50e-6 + 8e-3)
     assert links.seconds("exchange", 0) == pytest.approx(50e-6)
     assert links.at(8).seconds("all_gather", 0) == pytest.approx(7 * 50e-6)
@@ -64,7 +64,7 @@ def test_a_data_sheet():
     assert links.at(1).seconds("all_reduce", 1_000_000) == 0
     for rate, latency in (("0gbit", "1us"), ("1gbit", "-1us"), ("fast", "1us")):
         with pytest.raises(ValueError, match="got"):
-            given(rate, latency, 2)
+            from_rate(rate, latency, 2)
 
 
 def test_a_probe_is_the_same_on_all_ranks_and_survives_a_file(tmp_path):
@@ -73,8 +73,8 @@ def test_a_probe_is_the_same_on_all_ranks_and_survives_a_file(tmp_path):
     assert set(found[0].lines) == set(VERBS)
     assert all(len(line.points) == 3 for line in found[0].lines.values())
     path = tmp_path / "probe.json"
-    saved(found[0], path)
-    again = loaded(path)
+    save(found[0], path)
+    again = load(path)
     assert again.lines == found[0].lines and again.world == 3 and again.source == "probe.json"
 
 
@@ -115,22 +115,22 @@ def test_a_world_of_one_sends_nothing():
 def test_other_files_are_refused(tmp_path):
     path = tmp_path / "probe.json"
     with pytest.raises(ValueError, match="cannot read"):
-        loaded(path)
+        load(path)
     path.write_text("{")
     with pytest.raises(ValueError, match="cannot read"):
-        loaded(path)
+        load(path)
     for data in ({"format": "thinwire network 0"}, [1]):
         path.write_text(json.dumps(data))
         with pytest.raises(ValueError, match="measure again"):
-            loaded(path)
-    saved(given("1gbit", "1us", 2), path)
+            load(path)
+    save(from_rate("1gbit", "1us", 2), path)
     whole = json.loads(path.read_text())
     for change in ({"lines": {}}, {"world": 0}, {"world": "x"}):
         path.write_text(json.dumps(whole | change))
         with pytest.raises(ValueError, match="damaged"):
-            loaded(path)
+            load(path)
     whole["lines"]["exchange"]["beta"] = -1
     path.write_text(json.dumps(whole))
     with pytest.raises(ValueError, match="negative"):
-        loaded(path)
+        load(path)
     assert network.FORMAT.startswith("thinwire")

@@ -29,7 +29,9 @@ def net():
 
 def test_gradients_come_from_the_last_layer_to_the_first():
     def worker(comm):
-        return profile.model(net(), (torch.randn(4, 64),), lambda y: y.square().mean(), comm)
+        return profile.measure_model(
+            net(), (torch.randn(4, 64),), lambda y: y.square().mean(), comm
+        )
 
     found = local.run(2, worker)
     assert found[0] == found[1]
@@ -42,7 +44,9 @@ def test_gradients_come_from_the_last_layer_to_the_first():
 
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(ValueError, match="nothing to plan"):
-        local.run(1, lambda comm: profile.model(nn.Tanh(), (torch.ones(1),), torch.sum, comm))
+        local.run(
+            1, lambda comm: profile.measure_model(nn.Tanh(), (torch.ones(1),), torch.sum, comm)
+        )
 
 
 def model_of(sizes):
@@ -62,7 +66,7 @@ def test_costs_are_what_the_recipe_calls():
     layouts = planner.layouts(model, [["p0"], ["p1"], ["p2"]])
 
     def worker(comm):
-        return profile.costs(recipes.topk(density=0.01), layouts, comm, steps=2)
+        return profile.measure_costs(recipes.topk(density=0.01), layouts, comm, steps=2)
 
     found = local.run(3, worker)
     assert found[0] == found[1] == found[2]
@@ -71,14 +75,18 @@ def test_costs_are_what_the_recipe_calls():
     assert first.steps == 2 and [verb for verb, _ in first.calls] == ["all_gather"] * 2
     assert first.sent == recipes.topk(density=0.01).traffic(layouts[0], 3).bytes
     assert third.memory >= 4 * 5000
-    dense = local.run(2, lambda comm: profile.costs(recipes.dense(), layouts[:1], comm, steps=1))
+    dense = local.run(
+        2, lambda comm: profile.measure_costs(recipes.dense(), layouts[:1], comm, steps=1)
+    )
     assert dense[0][0].memory == 0
 
 
 def test_of_many_kinds_some_are_measured_and_the_others_in_proportion():
     sizes = [1000 * (i + 1) for i in range(3 * SAMPLES)]
     layouts = planner.layouts(model_of(sizes), [[f"p{i}"] for i in range(len(sizes))])
-    found = local.run(2, lambda comm: profile.costs(recipes.dense(), layouts, comm, steps=1))[0]
+    found = local.run(
+        2, lambda comm: profile.measure_costs(recipes.dense(), layouts, comm, steps=1)
+    )[0]
     for size, cost in zip(sizes, found, strict=True):
         assert cost.sent == pytest.approx(4 * size, rel=0.01)
 
@@ -104,7 +112,7 @@ def test_ranks_with_different_models_are_told():
     def worker(comm):
         net = nn.Linear(4, 3 + comm.rank)
         with pytest.raises(ValueError, match="ranks disagree on the model"):
-            profile.model(net, (torch.randn(2, 4),), torch.sum, comm)
+            profile.measure_model(net, (torch.randn(2, 4),), torch.sum, comm)
         return True
 
     assert local.run(3, worker) == [True] * 3
@@ -115,6 +123,6 @@ def test_of_several_visits_the_middle_counts():
         profile.Cost(select=s, effort=2.0, scatter=1.0, calls=(("all_gather", 10),), steps=1)
         for s in (1.0, 9.0, 2.0)
     ]
-    cost = profile.middle(visits)
+    cost = profile.median_cost(visits)
     assert (cost.select, cost.effort, cost.scatter) == (2.0, 2.0, 1.0)
     assert cost.steps == 3 and cost.sent == 10

@@ -115,7 +115,9 @@ def test_the_largest_vote_counts_for_each_layer_by_itself():
      (3, Drifting(interval=3, shortest=3))],
 )  # fmt: skip
 def test_the_first_interval_is_what_the_recipe_asks_for(estimate, pick):
-    recipe = recipes.adtopk(density=0.01, estimate=estimate, memory="none", dense=None)
+    recipe = recipes.adtopk(
+        density=0.01, interleave=True, estimate=estimate, memory="none", dense=None
+    )
     assert recipe.second.pick == pick
 
 
@@ -127,7 +129,7 @@ def test_an_interval_below_the_shortest_is_refused(options):
 
 def test_decisions_are_the_same_on_all_ranks():
     """One rank drifts, the others do not: all take the interval of the one that does."""
-    recipe = recipes.adtopk(density=0.01, estimate=True)
+    recipe = recipes.adtopk(density=0.01, interleave=True, estimate=True)
     states: list[dict] = [{} for _ in range(3)]
 
     def worker(comm):
@@ -166,7 +168,7 @@ def test_a_refresh_every_interval():
 
 def test_a_nan_on_one_rank_does_not_put_ranks_out_of_step():
     """Without memory and without the engine's drafts: everyone still votes at the same turns."""
-    recipe = recipes.adtopk(density=0.1, estimate=True, memory="none")
+    recipe = recipes.adtopk(density=0.1, interleave=True, estimate=True, memory="none")
 
     def worker(comm):
         state: dict = {}

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.lab.selection import EXACT, SELECTORS
 from thinwire.selectors import threshold as module
 from thinwire.selectors.drift import Drifting
 from thinwire.selectors.estimators import Bisect, Constant, Sampled, gaussian, trimmed
 from thinwire.selectors.sidco import FIRST, Sidco, exponential, gamma, pareto
 from thinwire.selectors.threshold import Threshold, above, exact
 from thinwire.selectors.topk import topk
+from thinwire_lab.bench.selection import EXACT, SELECTORS
 
 N = 1_000_000
 # Achieved / target density on a million samples: sparsifiers.md, table of 10.7.
@@ -303,7 +303,7 @@ def test_one_row_at_a_time():
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: Threshold(capacity=0.5), "capacity must be at least 1.0"),
-    (lambda: Threshold(refresh=0), "refresh must be a number of steps"),
+    (lambda: Threshold(refresh=0), "refresh must be a whole number of at least 1, got 0"),
     (lambda: Threshold(nudge=0.9), "nudge must be at least 1.0"),
     (lambda: Threshold(correct=(1.2, 2.0)), "correct must be .low, high. around 1"),
     (lambda: Constant(-1.0), "a threshold must be a number, 0 or more"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from thinwire import Bucket, kernels, recipes
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
+from thinwire.describe import parts
 from thinwire.layout import vectors
 from thinwire.protocols import WireError
 from thinwire.wire import Wire
@@ -345,3 +346,14 @@ def test_one_bit_a_value_is_one_bit_on_the_wire():
 
 def layout_of(n):
     return Bucket.of({"w": torch.zeros(n)}, state={}).layout
+
+
+def test_int4_rounds_to_the_nearest_level():
+    """Of a block whose scale is known: no error is above half a level, whatever the salt."""
+    x = torch.linspace(-7, 7, 192)
+    levels = Levels(bits=4, block=192, norm="max", fitted=False, nearest=True)
+    first, second = (levels.encode(x, salt) for salt in ("a", "b"))
+    assert torch.equal(first, second)
+    assert (levels.decode(first, 192, torch.float32) - x).abs().max() <= 0.5 + 1e-5
+    (codec,) = (p for p in parts(recipes.int4()) if isinstance(p, Levels))
+    assert codec.nearest and codec.fitted and (codec.bits, codec.block) == (4, 192)

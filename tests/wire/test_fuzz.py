@@ -17,8 +17,9 @@ import torch
 from thinwire.payload import Sparse
 from thinwire.protocols import WireError
 from thinwire.wire import _INDICES as INDICES
-from thinwire.wire import _VALUES, Wire, message
+from thinwire.wire import _VALUES, Wire
 from thinwire.wire.blocks import Levels, OneBit
+from thinwire.wire.slot import slot, unslot
 
 N, K = 600, 20
 VALUES = {**_VALUES, "levels": Levels(bits=4), "onebit": OneBit()}
@@ -107,9 +108,9 @@ def test_whole_messages_and_slots(name):
         is_ascending(found.indices)
 
     def read(data):
-        return message.read(coded, data, (0, N), mine)
+        return coded.read(data, (0, N), mine)
 
-    good = message.write(coded, mine, coded.values.encode(mine.values), (0, N))
+    good = coded.write(mine, coded.values.encode(mine.values), (0, N))
     storm(good, read, check, times(2 * len(INDICES)))
-    slot = message.slot(good, good.numel() + 40)
-    storm(slot, lambda data: read(message.unslot(data)), check, times(2 * len(INDICES)))
+    full = slot(good, good.numel() + 40)
+    storm(full, lambda data: read(unslot(data)), check, times(2 * len(INDICES)))

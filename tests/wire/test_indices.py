@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from thinwire import Bucket
 from thinwire.payload import Sparse
 from thinwire.protocols import WireError
-from thinwire.wire import message, wire
+from thinwire.wire import wire
 from thinwire.wire.indices import BLOCK, Bitmap, Blocks, Int32
 from thinwire.wire.rice import GROUP, Rice, Smallest
+from thinwire.wire.slot import fit, slot, unslot
 
 LAYOUT = Bucket.of(
     {"narrow": torch.zeros(40, 50), "bias": torch.zeros(7), "wide": torch.zeros(3, 70_000)},
@@ -119,14 +120,14 @@ def test_an_unknown_code_is_refused():
 
 def test_a_message_announces_at_most_what_there_is_room_for():
     made, like = wire("fp32+rice"), Sparse(torch.arange(3), torch.ones(3), 3)
-    data = message.write(made, like, made.values.encode(like.values), (0, 3))
-    assert torch.equal(message.read(made, data, (0, 3), like).indices, like.indices)
+    data = made.write(like, made.values.encode(like.values), (0, 3))
+    assert torch.equal(made.read(data, (0, 3), like).indices, like.indices)
     with pytest.raises(WireError, match="announces 3 of at most 2"):
-        message.read(made, data, (0, 2), like)
-    full = message.slot(data, data.numel() + 4)
-    assert torch.equal(message.unslot(full), data)
+        made.read(data, (0, 2), like)
+    full = slot(data, data.numel() + 4)
+    assert torch.equal(unslot(full), data)
     with pytest.raises(WireError, match=f"announces {data.numel()} of at most {data.numel() - 1}"):
-        message.unslot(full[:-1])
+        unslot(full[:-1])
 
 
 def test_what_does_not_ascend_is_refused():
@@ -143,16 +144,14 @@ def test_a_slot_takes_the_largest_that_fit(coded):
     n, made = 20_000, wire(coded)
     mine = Sparse(subset(4000, n), torch.randn(4000, generator=draw), n)
     for room in (0, 3, 4, 20, 500, 2503, 3000, 6000, 100_000):
-        kept = message.fit(made, mine, (0, n), room)
-        taken = message.size(made, kept, (0, n)) + 4
+        kept = fit(made, mine, (0, n), room)
+        taken = made.size(kept, (0, n)) + 4
         assert taken <= room or kept.entries == 0
         if 0 < kept.entries < 4000:
             assert room < 100 or taken > 0.93 * room
             inside = torch.isin(mine.indices, kept.indices)
             assert mine.values[inside].abs().min() >= mine.values[~inside].abs().max()
-            data = message.slot(
-                message.write(made, kept, made.values.encode(kept.values), (0, n)), room
-            )
+            data = slot(made.write(kept, made.values.encode(kept.values), (0, n)), room)
             assert data.numel() == room
-            read = message.read(made, message.unslot(data), (0, n), mine)
+            read = made.read(unslot(data), (0, n), mine)
             assert torch.equal(read.indices, kept.indices)

@@ -118,7 +118,7 @@ def test_rounded_is_what_the_others_read(name):
             return [x]
 
     link = Link(One(), wire(name))
-    mine = link.rounded(Sparse(torch.tensor([1, 3]), torch.randn(2), 9))
+    mine = link.round(Sparse(torch.tensor([1, 3]), torch.randn(2), 9))
     (read,) = link.all_gather(mine, ragged=False)
     assert torch.equal(read.values, mine.values)
     assert torch.equal(read.indices, mine.indices)

@@ -19,7 +19,7 @@ from thinwire.collectives.gather import AllGather
 from thinwire.comm.metered import COUNT, all_reduced
 from thinwire.layout import Slot
 from thinwire.payload import Parts, Payload, Sparse, only, together
-from thinwire.protocols import Collective, Traffic
+from thinwire.protocols import Collective, CollectivePromises, Traffic, promised
 from thinwire.state import State
 from thinwire.wire import Wire
 from thinwire.wire.link import Link, reduce_traffic
@@ -29,10 +29,17 @@ Counts = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Cheapest:
-    """Per tensor a dense all-reduce, or the `sparse` collective for all the others together.
+    """Per tensor a dense all-reduce, or a sparse collective for all the others together.
 
-    `counts` holds entries and entries asked for of every tensor. Whoever selects fills it in
-    (`with_counts`); without, or where the choice is of the whole bucket, all have the same density.
+    Args:
+        sparse: The collective for those that stay sparse.
+        by: "price" compares predicted bytes, "fill" the entries that were really chosen.
+        counts: Entries and entries asked for of every tensor. Whoever selects fills it in; without
+            it all tensors have the same density.
+
+    Example:
+        >>> Cheapest(by="fill").keeps
+        'sender'
     """
 
     sparse: Collective = field(default_factory=lambda: AllGather(ragged=True))
@@ -43,7 +50,7 @@ class Cheapest:
     def __post_init__(self) -> None:
         if self.by not in ("price", "fill"):
             raise ValueError(f"by must be 'price' or 'fill', got {self.by!r}")
-        if not getattr(self.sparse, "ragged", True):
+        if not promised(CollectivePromises, self.sparse).ragged:
             raise ValueError(
                 f"parts of a bucket have varying counts, got {self.sparse!r}; use "
                 "AllGather(ragged=True)"
@@ -51,7 +58,7 @@ class Cheapest:
 
     @property
     def keeps(self) -> str:
-        return str(getattr(self.sparse, "keeps", "sender"))
+        return promised(CollectivePromises, self.sparse).keeps
 
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
@@ -72,8 +79,8 @@ class Cheapest:
         counted: dict[str, int] = {}
         if dense:
             chosen = only(mine, inside)
-            total, share = _summed_dense(chosen, dense, link)
-            counted = _counted(chosen, dense, link) if self.by == "fill" else {}
+            total, share = _sum_dense(chosen, dense, link)
+            counted = _count_pairs(chosen, dense, link) if self.by == "fill" else {}
             totals.append(total)
             shares.append((0, share))
         if not dense or sum(slot.numel for slot in dense) < state.layout.size:
@@ -127,7 +134,7 @@ def within(indices: Tensor, slots: list[Slot]) -> Tensor:
     return inside
 
 
-def _summed_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Sparse]:
+def _sum_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Sparse]:
     """The chosen entries of these tensors, all-reduced with the zeros between them. What was chosen
     stays in the share where rounding made it zero: it was sent, and a memory counts it so."""
     full = torch.zeros(mine.numel, dtype=mine.values.dtype, device=mine.values.device)
@@ -143,7 +150,7 @@ def _summed_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, 
     return _off_zero(total), only(mine_of_it, (share != 0) | chosen[where])
 
 
-def _counted(mine: Sparse, slots: list[Slot], link: Link) -> dict[str, int]:
+def _count_pairs(mine: Sparse, slots: list[Slot], link: Link) -> dict[str, int]:
     """How many entries of each tensor all ranks had: pairs that a gather would take."""
     own = [int(within(mine.indices, [slot]).sum()) for slot in slots]
     link.phase("count")

@@ -16,7 +16,15 @@ from thinwire.wire.link import Link
 
 @dataclass(frozen=True, kw_only=True)
 class AllGather:
-    """All-gather; with `ragged` the counts may differ between ranks and are exchanged first."""
+    """Everyone's entries to everyone.
+
+    Args:
+        ragged: Whether counts may differ between ranks; they are exchanged first.
+
+    Example:
+        >>> AllGather(ragged=True).keeps
+        'sender'
+    """
 
     ragged: bool = False
     keeps: ClassVar[str] = "sender"
@@ -27,7 +35,7 @@ class AllGather:
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse, Sparse]:
-        mine = link.rounded(mine)
+        mine = link.round(mine)
         link.phase("gather")
         return together(link.all_gather(mine, ragged=self.ragged), mine.numel), mine
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 
 from thinwire import kernels
-from thinwire.collectives.select import difference, given_up, largest, share, surviving
+from thinwire.collectives.select import difference, given_up, share, surviving
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Payload, Sparse, added, ascending, only, together
+from thinwire.payload import Payload, Sparse, add_up, ascending, largest, only, together
 from thinwire.protocols import Traffic
 from thinwire.schedule import checked_flag
 from thinwire.state import State
@@ -32,7 +32,16 @@ from thinwire.wire.link import Link
 
 @dataclass(frozen=True, kw_only=True)
 class GTopK:
-    """A butterfly of swaps, or a `tree`; with `ragged` counts may differ and travel too."""
+    """The k largest entries of the sum, by swapping lists with a partner in log2(P) rounds.
+
+    Args:
+        ragged: Whether counts may differ between ranks; they travel too.
+        tree: Send up a tree and down again, as in the paper, in place of a butterfly.
+
+    Example:
+        >>> GTopK(tree=True).keeps
+        'owner'
+    """
 
     ragged: bool = False
     tree: bool = False
@@ -48,7 +57,7 @@ class GTopK:
     def sum(
         self, mine: Sparse, k: int, step: int, link: Link, state: State
     ) -> tuple[Sparse, Payload]:
-        mine = link.rounded(mine)
+        mine = link.round(mine)
         if self.tree:
             return through_tree(mine, k, link)
         rank, world = link.comm.rank, link.comm.size
@@ -58,18 +67,18 @@ class GTopK:
         if rank >= square:
             return self._as_guest(mine, rank - square, size, link)
         total, own, guest, theirs = mine, mine, None, None
-        owed = only(mine, mine.indices < 0)  # nothing yet
+        corrections = only(mine, mine.indices < 0)  # nothing yet
         if rank + square < world:
             guest = link.receive(rank + square, mine, size)
-            total = merged(total, guest, k)
+            total = merge_largest(total, guest, k)
             own, theirs = surviving(own, total), surviving(guest, total)
         hop = 1
         while hop < square:
             if hop > 1 or world > square:  # a partial sum: round it as all of the group do
-                total, owed = self._rounded(total, owed, hop, rank, link)
+                total, corrections = self._round(total, corrections, hop, rank, link)
             link.phase(f"hop {hop}")
-            total = merged(total, link.swap(total, rank ^ hop, size), k)
-            own, owed = surviving(own, total), surviving(owed, total)
+            total = merge_largest(total, link.swap(total, rank ^ hop, size), k)
+            own, corrections = surviving(own, total), surviving(corrections, total)
             if theirs is not None:
                 theirs = surviving(theirs, total)
             hop *= 2
@@ -78,7 +87,7 @@ class GTopK:
             alive = kernels.member(guest.indices, ascending(theirs).indices)
             Link(link.comm, Wire(indices=link.wire.indices)).send(total, rank + square, size)
             link.comm.exchange(alive.to(torch.uint8), rank + square, None, 0)
-        return total, share([own], [owed], mine.numel)
+        return total, share([own], [corrections], mine.numel)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """Of the busiest rank: one with a partner, where the world is not a power of two."""
@@ -109,16 +118,16 @@ class GTopK:
         return total, only(mine, alive > 0)
 
     @staticmethod
-    def _rounded(
-        total: Sparse, owed: Sparse, hop: int, rank: int, link: Link
+    def _round(
+        total: Sparse, corrections: Sparse, hop: int, rank: int, link: Link
     ) -> tuple[Sparse, Sparse]:
         """What the wire makes of the group's sum; each of its ranks answers for a part of that."""
-        rounded = link.rounded(total, shared=f"hop {hop} of {rank // hop}")
+        rounded = link.round(total, shared=f"hop {hop} of {rank // hop}")
         if rounded is total:
-            return total, owed
+            return total, corrections
         error = difference(rounded, total)
         mine = only(error, error.indices % hop == rank % hop)
-        return rounded, together([owed, mine], total.numel)
+        return rounded, together([corrections, mine], total.numel)
 
 
 def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Payload]:
@@ -126,17 +135,17 @@ def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Payload]:
     rank, world = link.comm.rank, link.comm.size
     plain = Link(link.comm, Wire(indices=link.wire.indices))
     total, hop = mine, 1
-    owed: list[Sparse] = []
+    corrections: list[Sparse] = []
     link.phase("up")
     while hop < world and rank % (2 * hop) == 0:
         if rank + hop < world:
-            both = added([total, link.receive(rank + hop, mine, None)])
+            both = add_up([total, link.receive(rank + hop, mine, None)])
             total = largest(both, k)
-            owed.append(given_up(both, total))
+            corrections.append(given_up(both, total))
         hop *= 2
     if rank:
-        rounded = link.rounded(total)
-        owed.append(difference(rounded, total))
+        rounded = link.round(total)
+        corrections.append(difference(rounded, total))
         link.send(rounded, rank - hop, None)
         link.phase("down")
         total = plain.receive(rank - hop, mine, None)
@@ -145,12 +154,12 @@ def through_tree(mine: Sparse, k: int, link: Link) -> tuple[Sparse, Payload]:
         hop //= 2
         if rank + hop < world:
             plain.send(total, rank + hop, None)
-    return total, share([mine], owed, mine.numel)
+    return total, share([mine], corrections, mine.numel)
 
 
-def merged(a: Sparse, b: Sparse, k: int) -> Sparse:
+def merge_largest(a: Sparse, b: Sparse, k: int) -> Sparse:
     """The k largest of a + b, ascending by index; both sides of a swap get the same bits."""
-    return largest(added([a, b]), k)
+    return largest(add_up([a, b]), k)
 
 
 def largest_power(world: int) -> int:

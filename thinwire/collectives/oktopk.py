@@ -21,8 +21,7 @@ from typing import ClassVar
 
 import torch
 
-from thinwire.bucket import regions
-from thinwire.collectives.select import difference, largest, share, surviving
+from thinwire.collectives.select import difference, share, surviving
 from thinwire.collectives.split import (
     all_counts,
     check_factors,
@@ -31,12 +30,13 @@ from thinwire.collectives.split import (
     split_reduce,
 )
 from thinwire.comm.metered import COUNT, all_reduced
-from thinwire.payload import Payload, Sparse, only, together
+from thinwire.layout import regions
+from thinwire.payload import Payload, Sparse, largest, only, together
 from thinwire.protocols import Traffic
+from thinwire.selectors.threshold import nudge
 from thinwire.state import State
-from thinwire.wire import Wire
+from thinwire.wire import Span, Wire
 from thinwire.wire.link import Link
-from thinwire.wire.message import Span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,17 @@ class OkTopk:
 
         step    0      1-3    4-31   32     33-63   64
         mean    30.1   24.5   28.5   46.7   22.8    38.3
+
+    Args:
+        balance_every: Steps after which regions are cut anew, so that loads are equal.
+        refresh: Steps after which thresholds are exact.
+        nudge: Factor by which the global threshold moves in between, up or down.
+        spread_above: The largest count over the mean, from which on owners balance what they hold.
+        form: "all_to_all", or "pairwise": messages to one rank after the other.
+
+    Example:
+        >>> OkTopk(refresh=16).balance_every
+        64
     """
 
     balance_every: int = 64
@@ -74,8 +85,8 @@ class OkTopk:
             reduced = only(reduced, ~(reduced.values.abs() < state["threshold"]))  # NaN stays
         counts = all_counts(reduced, link)
         if not exact and max(counts) * len(counts) > self.spread_above * sum(counts):
-            reduced, counts, spans = spread(reduced, counts, link)
-        rounded = link.rounded(reduced)
+            reduced, counts, spans = rebalance(reduced, counts, link)
+        rounded = link.round(reduced)
         link.phase("gather all" if exact else "gather")
         total = together(link.gather_spans(rounded, spans, counts), mine.numel)
         if exact and total.entries:
@@ -84,7 +95,7 @@ class OkTopk:
             if math.isfinite(lowest):
                 state["threshold"] = lowest
         elif not exact:
-            state["threshold"] *= self._nudged(total.entries / k)
+            state["threshold"] *= nudge(total.entries / k, self.nudge, 4 / 3)
         own, error = together(parts, mine.numel), difference(rounded, reduced)
         return total, share([surviving(own, total)], [surviving(error, total)], mine.numel)
 
@@ -113,11 +124,6 @@ class OkTopk:
         edges = [0, *cuts.tolist(), mine.numel]
         return list(itertools.pairwise(edges))
 
-    def _nudged(self, found: float) -> float:
-        if found > 4 / 3:
-            return self.nudge
-        return 1 / self.nudge if found < 2 / 3 else 1.0
-
 
 def proposal(mine: Sparse, world: int) -> torch.Tensor:
     """Where this rank would cut, so that regions hold equally many of its entries."""
@@ -128,7 +134,7 @@ def proposal(mine: Sparse, world: int) -> torch.Tensor:
     return mine.indices[count : count * world : count].clone()
 
 
-def spread(mine: Sparse, counts: list[int], link: Link) -> tuple[Sparse, list[int], list[Span]]:
+def rebalance(mine: Sparse, counts: list[int], link: Link) -> tuple[Sparse, list[int], list[Span]]:
     """Everyone's entries as one list in rank order, dealt out again in equal parts.
 
     They travel unrounded: who has them in the end rounds them, and answers for it.

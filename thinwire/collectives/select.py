@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from thinwire import kernels
-from thinwire.payload import Owed, Parts, Payload, Sparse, ascending, only
-
-
-def largest(payload: Sparse, count: int) -> Sparse:
-    """So many entries of largest magnitude; NaN and infinity come first, and are never hidden."""
-    if payload.entries <= count:
-        return payload
-    if count == 0:
-        return only(payload, ~payload.values.isfinite())
-    kept = torch.zeros(payload.entries, dtype=torch.bool, device=payload.values.device)
-    kept[kernels.topk(payload.values[None], count)] = True
-    return only(payload, kept)
+from thinwire.payload import Correction, Parts, Payload, Sparse, ascending, only
 
 
 def surviving(own: Sparse, total: Sparse) -> Sparse:
@@ -38,8 +25,8 @@ def difference(a: Sparse, b: Sparse) -> Sparse:
     return only(error, error.values != 0)
 
 
-def share(mine: list[Sparse], owed: list[Sparse], numel: int) -> Parts:
+def share(mine: list[Sparse], corrections: list[Sparse], numel: int) -> Parts:
     """What I chose and sent, and what else I answer for."""
     items: list[tuple[int, Payload]] = [(0, payload) for payload in mine]
-    items += [(0, Owed(payload)) for payload in owed if payload.entries]
+    items += [(0, Correction(payload)) for payload in corrections if payload.entries]
     return Parts(tuple(items), numel)

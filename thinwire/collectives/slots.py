@@ -33,13 +33,12 @@ from thinwire import kernels
 from thinwire.collectives.select import difference, share
 from thinwire.collectives.split import check_factors, check_form, check_steps, split
 from thinwire.comm.metered import all_reduced, gathered
-from thinwire.payload import Payload, Sparse, added, only, together
+from thinwire.payload import Payload, Sparse, add_up, only, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
-from thinwire.wire import HEADER, Wire
+from thinwire.wire import HEADER, Span, Wire
 from thinwire.wire.indices import Int32
 from thinwire.wire.link import Link
-from thinwire.wire.message import Span
 from thinwire.wire.rice import Rice, Smallest
 
 BINS = 32  # of the histogram of sums: an eighth of an octave each, two octaves up and down
@@ -52,7 +51,20 @@ WIDTH = 4096  # positions a place stands for, in between
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """About the k largest entries of the sum; slots have room for `slack` times k/P entries."""
+    """About the k largest entries of the sum, in two exchanges of slots of fixed size.
+
+    Args:
+        every: Steps after which regions are cut anew.
+        wide: Room of a slot on the way to an owner, in k/P entries.
+        slack: Room of a slot on the way back, in k/P entries.
+        reach: How many times k entries a selector may offer. Those in a rank's own region cost
+            nothing.
+        form: "all_to_all", or "pairwise": messages to one rank after the other.
+
+    Example:
+        >>> Slots(slack=1.2).keeps
+        'owner'
+    """
 
     every: int = 64
     wide: float = 1.5
@@ -81,14 +93,14 @@ class Slots:
         parts = split(mine, spans)
         own, parts[rank] = parts[rank], Sparse(mine.indices[:0], mine.values[:0], n)
         link.phase("split")
-        sent = [link.fitted(part, span, inbox) for part, span in zip(parts, spans, strict=True)]
-        reduced = added([*link.all_to_all_slots(sent, spans, inbox), own])
+        sent = [link.fit(part, span, inbox) for part, span in zip(parts, spans, strict=True)]
+        reduced = add_up([*link.all_to_all_slots(sent, spans, inbox), own])
         threshold = state.get("threshold")
         if threshold is None:
             threshold = float(quota(reduced.values.abs(), -(-k // world)))
         large = only(reduced, ~(reduced.values.abs() < threshold))  # NaN is passed on
-        passed = link.fitted(large, spans[rank], room)
-        head = sketch(reduced.values, threshold)
+        passed = link.fit(large, spans[rank], room)
+        head = count_above(reduced.values, threshold)
         if not kernels.finite(mine.values):  # said in so many words: no slot is too small for it
             head[0] = float("nan")
         link.phase("gather")
@@ -136,7 +148,7 @@ class Slots:
             count = torch.bincount(mine.indices // width, minlength=places(mine.numel))
             link.phase("cut")
             everyone = link.comm.all_reduce(count.to(torch.int32))
-            cuts = state["cuts"] = torch.tensor(balanced(everyone, width, mine.numel, world))
+            cuts = state["cuts"] = torch.tensor(balance(everyone, width, mine.numel, world))
         edges = cuts.tolist()
         return list(itertools.pairwise(edges))
 
@@ -157,7 +169,7 @@ def places(n: int) -> int:
     return max(1, min(n, PLACES[1], max(PLACES[0], n // WIDTH)))
 
 
-def balanced(counts: Tensor, width: int, n: int, world: int) -> list[int]:
+def balance(counts: Tensor, width: int, n: int, world: int) -> list[int]:
     """Cuts between which equally many entries lie; inside a place they are taken as even."""
     # whole numbers, so that every machine cuts alike; 1 each, so that empty stretches count a bit
     load = (counts.to(torch.int64).cpu() * max(1, counts.numel()) + 1) * world
@@ -175,7 +187,7 @@ def quota(size: Tensor, count: int) -> Tensor:
     return size[kernels.topk(size[None], count)].min()
 
 
-def sketch(sums: Tensor, reference: float) -> Tensor:  # (m,) -> (2 + BINS,) float32
+def count_above(sums: Tensor, reference: float) -> Tensor:  # (m,) -> (2 + BINS,) float32
     """How many sums there are, and how many reach the reference times 2^-2, ... 2^(2 - 1/8)."""
     size = sums.abs().to(torch.float32)
     if not 0 < reference < math.inf:

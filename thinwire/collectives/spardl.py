@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from thinwire.bucket import regions, share_of
-from thinwire.collectives.select import difference, given_up, largest, share
+from thinwire.collectives.select import difference, given_up, share
 from thinwire.collectives.split import split
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Payload, Sparse, added, ascending, together
+from thinwire.layout import regions, share_of
+from thinwire.payload import Payload, Sparse, add_up, ascending, largest, together
 from thinwire.protocols import Traffic
 from thinwire.state import State
 from thinwire.wire import Wire
@@ -29,7 +29,12 @@ from thinwire.wire.link import Link
 
 @dataclass(frozen=True, kw_only=True)
 class BlockQuota:
-    """The sum of which every block keeps its k/P largest entries."""
+    """The sum of which every block keeps its k/P largest entries.
+
+    Example:
+        >>> BlockQuota().keeps
+        'owner'
+    """
 
     ragged: ClassVar[bool] = True
     keeps: ClassVar[str] = "owner"
@@ -41,22 +46,22 @@ class BlockQuota:
         spans = regions(n, world)
         quotas = [share_of(k, block + step, world) for block in range(world)]
         blocks = [largest(*one) for one in zip(split(mine, spans), quotas, strict=True)]
-        kept, owed = list(blocks), list[Sparse]()
+        kept, corrections = list(blocks), list[Sparse]()
         for hop, far in hops(world):
             leaving = [(rank + d) % world for d in range(hop, far)]
             exact = ascending(together([blocks[block] for block in leaving], n))
-            sent = link.rounded(exact)
+            sent = link.round(exact)
             link.phase(f"hop {hop}")
-            owed.append(difference(sent, exact))
+            corrections.append(difference(sent, exact))
             got = split(link.pass_on(sent, (rank + hop) % world, (rank - hop) % world), spans)
             for block in ((rank + d) % world for d in range(far - hop)):
-                both = added([blocks[block], got[block]])
+                both = add_up([blocks[block], got[block]])
                 blocks[block] = largest(both, quotas[block])
-                owed.append(given_up(both, blocks[block]))
-        own = link.rounded(blocks[rank])
+                corrections.append(given_up(both, blocks[block]))
+        own = link.round(blocks[rank])
         link.phase("gather")
-        owed.append(difference(own, blocks[rank]))
-        return together(link.gather_spans(own, spans), n), share(kept, owed, n)
+        corrections.append(difference(own, blocks[rank]))
+        return together(link.gather_spans(own, spans), n), share(kept, corrections, n)
 
     def traffic(self, k: int, n: int, world: int, wire: Wire, step: int = 0) -> Traffic:
         """If every block is filled to its quota."""

@@ -18,24 +18,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.bucket import regions
 from thinwire.collectives.select import difference, share
 from thinwire.comm.metered import COUNT
-from thinwire.payload import Dense, Payload, Sparse, added, together
+from thinwire.layout import regions
+from thinwire.payload import Dense, Payload, Sparse, add_up, together
 from thinwire.protocols import Traffic
+from thinwire.schedule import checked_whole
 from thinwire.state import State
-from thinwire.wire import Wire
+from thinwire.wire import Span, Wire
 from thinwire.wire.link import Link
-from thinwire.wire.message import Span
 
 FORMS = ("all_to_all", "pairwise")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReduce:
-    """Equal regions; sums are sent dense once they would take more bytes as pairs.
+    """Owners of equal regions add up; sums are sent dense once pairs would take more bytes.
 
-    `form` is "all_to_all", or "pairwise": the same by messages to one rank after the other.
+    Args:
+        form: "all_to_all", or "pairwise": messages to one rank after the other.
+
+    Example:
+        >>> SplitReduce(form="pairwise").keeps
+        'sender'
     """
 
     form: str = "all_to_all"
@@ -52,9 +57,9 @@ class SplitReduce:
         parts, reduced = split_reduce(mine, spans, link, self.form)
         counts = all_counts(reduced, link)
         if dense_is_cheaper(counts, spans, link.wire, mine.values.element_size()):
-            total, error = _gathered_dense(reduced, spans, link)
+            total, error = _gather_dense(reduced, spans, link)
             return total, share(parts, [error], mine.numel)
-        rounded = link.rounded(reduced)
+        rounded = link.round(reduced)
         link.phase("gather")
         both = together(link.gather_spans(rounded, spans, counts), mine.numel)
         return both, share(parts, [difference(rounded, reduced)], mine.numel)
@@ -76,9 +81,9 @@ def split_reduce(
     """What I sent to each owner, rounded, and the sum of what all sent for my region."""
     if form == "pairwise":
         link.pairwise()
-    parts = [link.rounded(part) for part in split(mine, spans)]
+    parts = [link.round(part) for part in split(mine, spans)]
     link.phase("split")
-    return parts, added(link.all_to_all(parts, spans))
+    return parts, add_up(link.all_to_all(parts, spans))
 
 
 def split(mine: Sparse, spans: list[Span]) -> list[Sparse]:
@@ -109,8 +114,7 @@ def dense_is_cheaper(counts: list[int], spans: list[Span], wire: Wire, itemsize:
 
 def check_steps(**options: int) -> None:
     for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a number of steps, 1 or more, got {value!r}")
+        checked_whole(name, value, 1, "a number of steps")
 
 
 def check_factors(**options: float) -> None:
@@ -124,7 +128,7 @@ def check_form(form: str) -> None:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
 
 
-def _gathered_dense(reduced: Sparse, spans: list[Span], link: Link) -> tuple[Dense, Sparse]:
+def _gather_dense(reduced: Sparse, spans: list[Span], link: Link) -> tuple[Dense, Sparse]:
     """All sums with the zeros between them, and what the wire made of mine."""
     start, stop = spans[link.comm.rank]
     mine = torch.zeros(stop - start, dtype=reduced.values.dtype, device=reduced.values.device)

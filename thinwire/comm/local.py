@@ -89,11 +89,11 @@ class LocalComm:
 
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         got = [part.clone() for part in self._everyone(x.clone())]
-        return self._as_told(got, sizes)
+        return self._check_sizes(got, sizes)
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         sent = self._everyone([x.clone() for x in xs])
-        return self._as_told([row[self.rank] for row in sent], sizes)
+        return self._check_sizes([row[self.rank] for row in sent], sizes)
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None
@@ -105,9 +105,9 @@ class LocalComm:
         data, announced = self._board.fetch(source, self.rank)
         if announced != (size is None):
             raise RuntimeError(f"rank {source} and rank {self.rank}: one announces a size, one not")
-        return self._as_told([data], None if size is None else [size])[0]
+        return self._check_sizes([data], None if size is None else [size])[0]
 
-    def _as_told(self, got: list[Tensor], sizes: Sequence[int] | None) -> list[Tensor]:
+    def _check_sizes(self, got: list[Tensor], sizes: Sequence[int] | None) -> list[Tensor]:
         """What was received, if it has the sizes this rank was sure of: networks trust those."""
         found = [part.numel() for part in got]
         if sizes is not None and found != list(sizes):
@@ -122,9 +122,18 @@ class LocalComm:
 
 
 def run(size: int, worker: Callable[[LocalComm], T], timeout: float = 60.0) -> list[T]:
-    """Run `worker(comm)` once a rank, in threads; returns the results in rank order.
+    """Run `worker(comm)` once per rank, in threads; returns the results in rank order.
 
     The first error of any rank ends all of them and is raised here.
+
+    Args:
+        size: How many ranks.
+        worker: What each does; it gets the rank's comm.
+        timeout: Seconds that a rank waits for the others.
+
+    Example:
+        >>> run(3, lambda comm: comm.all_reduce(torch.ones(1)).item())
+        [3.0, 3.0, 3.0]
     """
     if size < 1:
         raise ValueError(f"a world needs at least one rank, got {size}")

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from thinwire.comm.pairwise import Pairwise
 from thinwire.protocols import Comm, Traffic
 
 T = TypeVar("T")
@@ -47,11 +48,13 @@ class Metered:
         self.bytes = 0
         self.seconds = 0.0
         self.first: float | None = None  # when the first verb since `start()` was entered
+        self.ready = 0.0  # when the gradients of this bucket were complete
         self.step, self.phase = 0, ""
         self.events: list[Event] | None = [] if trace else None
 
-    def start(self) -> None:
-        self.first, self.phase = None, ""
+    def start(self, ready: float = 0.0) -> None:
+        """A new bucket, whose gradients were complete at `ready` (`time.perf_counter`)."""
+        self.first, self.phase, self.ready = None, "", ready
 
     @property
     def traffic(self) -> Traffic:
@@ -109,13 +112,18 @@ class Metered:
                 ))  # fmt: skip
 
 
-def mark(comm: Comm | None, phase: str) -> None:
+def meter_of(comm: Comm) -> Metered | None:
+    """The meter under this comm: where a reducer that decides by time finds seconds."""
+    while isinstance(comm, Pairwise):
+        comm = comm.under
+    return comm if isinstance(comm, Metered) else None
+
+
+def mark(comm: Comm, phase: str) -> None:
     """Tell the meter, if there is one under this comm, what comes next."""
-    while comm is not None:
-        if isinstance(comm, Metered):
-            comm.phase = phase
-            return
-        comm = getattr(comm, "_comm", None)
+    meter = meter_of(comm)
+    if meter is not None:
+        meter.phase = phase
 
 
 def unmetered(comm: Comm) -> Comm:

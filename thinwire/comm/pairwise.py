@@ -19,7 +19,7 @@ class Pairwise:
     """A comm of these ranks (all, if none are named) that calls nothing but `exchange`."""
 
     def __init__(self, comm: Comm, ranks: Sequence[int] | None = None) -> None:
-        self._comm = comm
+        self.under = comm
         self._ranks = list(range(comm.size)) if ranks is None else list(ranks)
         self.rank, self.size = self._ranks.index(comm.rank), len(self._ranks)
 
@@ -53,7 +53,7 @@ class Pairwise:
     ) -> Tensor | None:
         to = None if to is None else self._ranks[to]
         source = None if source is None else self._ranks[source]
-        return self._comm.exchange(x, to, source, size)
+        return self.under.exchange(x, to, source, size)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
         if self.rank != root:

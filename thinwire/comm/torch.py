@@ -56,10 +56,10 @@ class TorchComm:
             return [x]
         with self._verb():
             if sizes is None:
-                sizes = self._told([x.numel()] * self.size, x)
+                sizes = self._exchange_sizes([x.numel()] * self.size, x)
             if x.device.type == "cpu":
                 return self._to_everyone(x, sizes)
-            return self._padded(x, sizes)
+            return self._gather_padded(x, sizes)
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         if self.size == 1:
@@ -67,7 +67,7 @@ class TorchComm:
         counts = [x.numel() for x in xs]
         with self._verb():
             if sizes is None:
-                sizes = self._told(counts, xs[0])
+                sizes = self._exchange_sizes(counts, xs[0])
             return self._all_to_all(torch.cat(list(xs)), counts, sizes)
 
     def exchange(
@@ -79,7 +79,7 @@ class TorchComm:
             if size is None:
                 told = torch.zeros(1, dtype=torch.int64, device=x.device)
                 self._swap(torch.tensor([x.numel()], device=x.device), to, told, source)
-                size = self._checked({source: int(told)}, x)[0]
+                size = self._check_sizes({source: int(told)}, x)[0]
             out = x.new_empty(size if source is not None else 0)
             self._swap(x, to, out, source)
         return out if source is not None else None
@@ -106,7 +106,7 @@ class TorchComm:
         parts[self.rank] = x
         return parts
 
-    def _padded(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    def _gather_padded(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Equal shapes only: pad to the longest."""
         room = max(sizes)
         if room == 0:
@@ -121,13 +121,13 @@ class TorchComm:
         self._finish(self.group.alltoall_base(out, x, list(theirs), list(mine)), out)
         return list(out.split(list(theirs)))
 
-    def _told(self, mine: Sequence[int], like: Tensor) -> list[int]:
+    def _exchange_sizes(self, mine: Sequence[int], like: Tensor) -> list[int]:
         """How many entries every rank has for me; `mine` is how many I have for each."""
         asked, ones = torch.tensor(list(mine), device=like.device), [1] * self.size
         told = torch.cat(self._all_to_all(asked, ones, ones)).tolist()
-        return self._checked(dict(enumerate(told)), like)
+        return self._check_sizes(dict(enumerate(told)), like)
 
-    def _checked(self, sizes: dict[int | None, int], like: Tensor) -> list[int]:
+    def _check_sizes(self, sizes: dict[int | None, int], like: Tensor) -> list[int]:
         for rank, size in sizes.items():
             if size < 0 or (self.room is not None and size * like.element_size() > self.room):
                 raise WireError(
@@ -167,11 +167,11 @@ class TorchComm:
                 return
             except RuntimeError as error:
                 if work.is_completed():  # it failed, or ended just now
-                    self._ended(work, error)
+                    self._end(work, error)
                     return
                 self._look()
 
-    def _ended(self, work: dist.Work, error: RuntimeError) -> None:
+    def _end(self, work: dist.Work, error: RuntimeError) -> None:
         try:
             work.wait()
         except RuntimeError as broken:

@@ -39,7 +39,7 @@ class Broadcast:
         with peers.apart() as comm:
             everything = comm.broadcast(_bytes(tensors), root)
         if comm.rank != root:
-            _spread(everything, tensors)
+            _unpack_into(everything, tensors)
 
 
 def take_over(model: DistributedDataParallel, peers: Peers) -> None:
@@ -53,16 +53,16 @@ def give_back(model: DistributedDataParallel) -> None:
 
 
 def _bytes(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([x.detach().reshape(-1).view(torch.uint8) for x in _aligned(tensors)])
+    return torch.cat([x.detach().reshape(-1).view(torch.uint8) for x in _align(tensors)])
 
 
-def _spread(everything: Tensor, tensors: Sequence[Tensor]) -> None:
-    ordered = _aligned(tensors)
+def _unpack_into(everything: Tensor, tensors: Sequence[Tensor]) -> None:
+    ordered = _align(tensors)
     parts = everything.split([x.numel() * x.element_size() for x in ordered])
     for x, part in zip(ordered, parts, strict=True):
         x.copy_(part.view(x.dtype).view(x.shape))
 
 
-def _aligned(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _align(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Wide elements first, so that each is read where its width allows."""
     return sorted(tensors, key=lambda x: -x.element_size())

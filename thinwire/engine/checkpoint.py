@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.layout import Layout, Slot
+from thinwire.layout import Slot
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +36,17 @@ _KINDS: dict[str, type] = {
 }
 
 
-def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+def copy_trees(state: Mapping[str, Any]) -> dict[str, Any]:
     """The trees of a state with tensors of their own."""
     return {tree: _copy(state.get(tree, {})) for tree in _TREES}
 
 
-def signed(state: Mapping[str, Any]) -> dict[str, Any]:
+def sign(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with a digest over all else that is in it."""
     return {**state, "digest": _digest(state)}
 
 
-def fitted(state: Mapping[str, Any], recipe: str) -> Mapping[str, Any]:
+def keep_residual(state: Mapping[str, Any], recipe: str) -> Mapping[str, Any]:
     """The state for this recipe: of another one's, what waits to be sent and nothing else."""
     if state["recipe"] == recipe:
         return state
@@ -93,15 +93,6 @@ def check(state: Mapping[str, Any], rank: int, world: int, slots: Mapping[str, S
             "the state is damaged: it is not what sync.state_dict() returned, for its digest "
             "differs; load another checkpoint"
         )
-
-
-def packed(slots: list[Slot]) -> Layout:
-    """These parameters side by side."""
-    placed, offset = [], 0
-    for slot in slots:
-        placed.append(Slot(slot.name, offset, slot.shape, slot.strides))
-        offset += slot.numel
-    return Layout(tuple(placed), offset)
 
 
 def shapes(slots: Mapping[str, Slot]) -> dict[str, list[int]]:

@@ -17,6 +17,7 @@ from thinwire.combinators import Scheduled, memories
 from thinwire.describe import describe, parts
 from thinwire.engine.wrappers import PLAIN
 from thinwire.layout import Layout
+from thinwire.protocols import MemoryPromises, promised
 from thinwire.schedule import ByParameter
 
 
@@ -121,11 +122,14 @@ def check_parameters(parameters: Mapping[str, Tensor]) -> None:
 
 
 def check_memories(
-    recipe: object, optimizer: Optimizer | None, parameters: Mapping[str, Tensor]
+    recipe: object, optimizer: Optimizer | None, parameters: Mapping[str, Tensor], moves: bool
 ) -> None:
-    """What a memory wants of the optimizer: its learning rates, or that it has no momentum."""
+    """What a memory wants of the optimizer: its learning rates, or that it has no momentum.
+
+    If its momentum `moves` into the recipe, it may have some.
+    """
     kept = memories(recipe)
-    if any(getattr(memory, "learning_rate", False) for memory in kept):
+    if any(promised(MemoryPromises, memory).learning_rate for memory in kept):
         if optimizer is None:
             raise ValueError(
                 "this recipe keeps learning rate x gradient and must see the rates: pass "
@@ -138,7 +142,7 @@ def check_memories(
                     f"this recipe keeps learning rate x gradient, and {name} is in no group of the "
                     "optimizer; give it a group, or freeze it"
                 )
-    if not any(getattr(memory, "corrects_momentum", False) for memory in kept):
+    if moves or not any(promised(MemoryPromises, memory).corrects_momentum for memory in kept):
         return
     if optimizer is None:
         raise ValueError(

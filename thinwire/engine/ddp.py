@@ -8,6 +8,7 @@ compares the hook's annotations with the classes themselves.
 
 import logging
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -31,7 +32,9 @@ from thinwire.engine.checks import (
     check_timeout,
     learning_rates,
 )
-from thinwire.engine.intake import Intake
+from thinwire.engine.explain import explain
+from thinwire.engine.lane import Intake
+from thinwire.engine.momentum import complete
 from thinwire.engine.optimizer import check_undistributed
 from thinwire.engine.peers import Peers
 from thinwire.engine.rebuilt import Rebuilding
@@ -65,18 +68,24 @@ def attach(
         timeout: seconds; no rank waits longer for another.
 
     Example:
-        >>> model = DistributedDataParallel(net)
-        >>> sync = thinwire.attach(model, "int8()", optimizer)
+        >>> model = DistributedDataParallel(net)  # doctest: +SKIP
+        >>> sync = thinwire.attach(model, "int8()", optimizer)  # doctest: +SKIP
     """
     recipe = recipes.parse(recipe) if isinstance(recipe, str) else recipe
     optimizer = None if optimizer is None else innermost(optimizer)
-    parameters = _checked(model, recipe, optimizer, timeout)
+    parameters = _checked(model, recipe, timeout)
+    asked = recipe
+    recipe, moved = complete(recipe, optimizer, parameters, model.process_group)
+    story = partial(explain, asked, recipe, optimizer)
+    _check_optimizer(model, recipe, optimizer, parameters, moved is not None)
     names = {id(p): name for name, p in model.module.named_parameters()}
     # DDP itself keeps the gradient of an unused parameter; only a residual has to know of it.
     tracks_unused = bool(model.find_unused_parameters) and remembers(recipe)
     device = next(iter(parameters.values())).device
     peers = Peers(model.process_group, timeout, device)
-    rates = partial(learning_rates, optimizer, parameters) if optimizer is not None else None
+    rates: Callable[[], dict[str, float]] | None = None
+    if optimizer is not None:
+        rates = moved.rates if moved else partial(learning_rates, optimizer, parameters)
     intake = Intake(recipe, parameters, peers, scaler, tracks_unused, rates)
     dispatcher = _dispatcher_of(model)
     if dispatcher is None:
@@ -84,7 +93,7 @@ def attach(
         model.register_comm_hook(dispatcher, thinwire_hook)
     buffers.take_over(model, peers)
     dispatcher.plug(intake, names, tracks_unused, Rebuilding(model, parameters))
-    return Session(intake, dispatcher)
+    return Session(intake, dispatcher, moved, story)
 
 
 class Dispatcher:
@@ -96,7 +105,7 @@ class Dispatcher:
         self._names: dict[int, str] = {}
         self._tracks_unused = False
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._rebuilding: Rebuilding | None = None
 
     def __reduce__(self) -> tuple[type["Dispatcher"], tuple[()]]:
@@ -158,7 +167,10 @@ class Dispatcher:
         flat = bucket.buffer()
         first, last = bucket.index() == 0, bucket.is_last()
         if last and self._rebuilding is not None:
-            intake.expect(self._rebuilding.take_step())
+            expected = self._rebuilding.take_step()
+            intake.expect(expected)
+            if expected is None:  # DDP has rebuilt its buckets, for good
+                self._rebuilding = None
         if flat.is_sparse:
             return self._pass_through(flat, layout.slots[0].name, intake, first, last)
         unused = None
@@ -181,8 +193,8 @@ class Dispatcher:
     def _pass_through(
         self, grad: Tensor, name: str, intake: Intake, first: bool, last: bool
     ) -> torch.futures.Future[Tensor]:
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._warned:
+            self._warned.add(name)
             log.warning("%s: sparse gradient, passed through uncompressed", name)
         return intake.submit_sparse(grad, name, first=first, last=last)
 
@@ -199,9 +211,7 @@ def _dispatcher_of(model: DistributedDataParallel) -> Dispatcher | None:
     return None
 
 
-def _checked(
-    model: DistributedDataParallel, recipe: Reducer, optimizer: Optimizer | None, timeout: float
-) -> dict[str, Tensor]:
+def _checked(model: DistributedDataParallel, recipe: Reducer, timeout: float) -> dict[str, Tensor]:
     """The parameters DDP reduces, by name; or a ValueError for what cannot work."""
     check_model(model)
     check_recipe(recipe)
@@ -228,8 +238,15 @@ def _checked(
     parameters = averaged_by(model)
     check_parameters(parameters)
     check_undistributed(parameters.values())
+    return parameters
+
+
+def _check_optimizer(
+    model: DistributedDataParallel, recipe: Reducer, optimizer: Optimizer | None,
+    parameters: dict[str, Tensor], moves: bool,
+) -> None:  # fmt: skip
+    """A ValueError if the recipe does not fit the names of parameters, or the optimizer."""
     check_patterns(recipe, dict(model.module.named_parameters()))
     if optimizer is not None:
         check_optimizer(optimizer, parameters)
-    check_memories(recipe, optimizer, parameters)
-    return parameters
+    check_memories(recipe, optimizer, parameters, moves)

@@ -3,7 +3,7 @@
 `bucket_mb` is in megabytes of gradient, as DDP's; it is translated into compressed bytes at the
 model's own rate, so that compressed buckets are as many as DDP's would be and about equal on the
 wire. Parameters are taken in reverse order of registration, roughly as backward finishes them.
-A plan of buffers (`thinwire.plan.buffers`) says itself how many gradients go together.
+A plan of buffers (`thinwire.plan.packing`) says itself how many gradients go together.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from thinwire.layout import Layout
-from thinwire.plan.buffers import groups
+from thinwire.plan.packing import groups
 from thinwire.protocols import Reducer
 
 MB = 2**20
 
 
-def plan(
+def pack(
     parameters: Mapping[str, Tensor], recipe: Reducer, bucket_mb: float, world: int = 2
 ) -> list[Layout]:
     """The buckets, in the order in which they are sent."""
@@ -29,21 +29,21 @@ def plan(
     }
     held = sum(p.numel() * p.element_size() for p in parameters.values())
     cap = bucket_mb * MB * sum(costs.values()) / max(1, held)
-    groups: dict[object, list[list[str]]] = {}
+    packed: dict[object, list[list[str]]] = {}
     room: dict[object, float] = {}
     for name in names:
         kind = (parameters[name].dtype, parameters[name].device)
-        if kind not in groups or costs[name] > room[kind]:
-            groups.setdefault(kind, []).append([])
+        if kind not in packed or costs[name] > room[kind]:
+            packed.setdefault(kind, []).append([])
             room[kind] = cap
-        groups[kind][-1].append(name)
+        packed[kind][-1].append(name)
         room[kind] -= costs[name]
-    buckets = [bucket for kind in groups.values() for bucket in kind]
+    buckets = [bucket for kind in packed.values() for bucket in kind]
     buckets.sort(key=lambda bucket: names.index(bucket[-1]))  # whichever is complete first
     return [Layout.of({name: parameters[name] for name in bucket}) for bucket in buckets]
 
 
-def planned(parameters: Mapping[str, Tensor], counts: Sequence[int]) -> list[Layout]:
+def pack_by_counts(parameters: Mapping[str, Tensor], counts: Sequence[int]) -> list[Layout]:
     """The buckets of a plan: so many gradients each, in the order of backward."""
     names = list(parameters)[::-1]
     buckets = groups(names, list(counts))

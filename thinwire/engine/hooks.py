@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from thinwire.engine import fusion
 from thinwire.engine.checks import check_not_in_checkpoint, is_sparse
-from thinwire.engine.intake import Intake
+from thinwire.engine.lane import Intake
 from thinwire.engine.peers import Peers
 from thinwire.engine.steps import Arrival
 from thinwire.engine.wrappers import check_unwrapped
@@ -216,13 +216,13 @@ class Hooks:
         rest = {name: p for name, p in self._parameters.items() if name not in self._sparse}
         world = self._peers.comm.size
         if self._counts is not None:
-            layouts = fusion.planned(rest, self._counts)
+            layouts = fusion.pack_by_counts(rest, self._counts)
         else:
-            layouts = fusion.plan(rest, self._intake.recipe, self._bucket_mb, max(2, world))
-        self._plan = [self._packed(layout) for layout in layouts]
+            layouts = fusion.pack(rest, self._intake.recipe, self._bucket_mb, max(2, world))
+        self._plan = [self._allocate(layout) for layout in layouts]
         self._home = {s.name: packed for packed in self._plan for s in packed.layout.slots}
 
-    def _packed(self, layout: Layout) -> _Packed:
+    def _allocate(self, layout: Layout) -> _Packed:
         like = self._parameters[layout.slots[0].name]
         return _Packed(layout, torch.zeros(layout.numel, dtype=like.dtype, device=like.device))
 

@@ -202,10 +202,10 @@ class Lines:
             data = b""
         line.buffer += data
         line.heard = time.monotonic()
-        if not data or not self._parsed(other, line):
+        if not data or not self._parse(other, line):
             self._drop(other, LOST)
 
-    def _parsed(self, other: int, line: _Line) -> bool:
+    def _parse(self, other: int, line: _Line) -> bool:
         """Take the whole messages out of the buffer; False if these bytes are none of ours."""
         while len(line.buffer) >= HEAD.size:
             kind, size = HEAD.unpack_from(line.buffer)

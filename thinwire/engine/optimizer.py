@@ -26,9 +26,11 @@ from thinwire.engine.checks import (
     check_timeout,
     learning_rates,
 )
-from thinwire.engine.fusion import planned
+from thinwire.engine.explain import explain
+from thinwire.engine.fusion import pack_by_counts
 from thinwire.engine.hooks import Hooks, broadcast
-from thinwire.engine.intake import Intake
+from thinwire.engine.lane import Intake
+from thinwire.engine.momentum import complete
 from thinwire.engine.peers import Peers
 from thinwire.engine.session import Session
 from thinwire.engine.wrappers import check_unwrapped, innermost, is_optimizer
@@ -62,7 +64,7 @@ def distribute(
         process_group: whose ranks take part; all by default.
 
     Example:
-        >>> sync = thinwire.distribute(net, "int8()", optimizer)
+        >>> sync = thinwire.distribute(net, "int8()", optimizer)  # doctest: +SKIP
     """
     if is_optimizer(model):  # Horovod's order: optimizer, parameters, recipe
         model, recipe, optimizer = recipe, optimizer, model  # type: ignore[assignment]
@@ -70,15 +72,21 @@ def distribute(
     pairs = model.named_parameters() if isinstance(model, nn.Module) else model
     optimizer, named = innermost(optimizer), _by_name(pairs)
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
+    group: dist.ProcessGroup = process_group or dist.group.WORLD  # type: ignore[assignment]
+    asked = recipe
+    recipe, moved = complete(recipe, optimizer, parameters, group)
+    story = partial(explain, asked, recipe, optimizer)
+    check_patterns(recipe, named)
+    check_memories(recipe, optimizer, parameters, moved is not None)
     if buckets is not None:
         if bucket_mb != 25.0:
             raise ValueError(
                 f"buckets says what goes together, got bucket_mb={bucket_mb!r} too; give one"
             )
-        planned(parameters, buckets)  # one that does not fit is refused now
+        pack_by_counts(parameters, buckets)  # one that does not fit is refused now
     device = next(iter(parameters.values())).device
-    peers = Peers(process_group or dist.group.WORLD, timeout, device)  # type: ignore[arg-type]
-    rates = partial(learning_rates, optimizer, parameters)
+    peers = Peers(group, timeout, device)
+    rates = partial(learning_rates, optimizer, parameters) if moved is None else moved.rates
     intake = Intake(recipe, parameters, peers, scaler, tracks_unused=True, rates=rates)
     frozen = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named.items() if n not in parameters]
     plan = f"buckets {list(buckets)}" if buckets else "no plan"
@@ -86,7 +94,7 @@ def distribute(
     broadcast(peers, named, root=0)
     hooks = Hooks(intake, peers, optimizer, parameters, named, bucket_mb, buckets)
     _distributed[optimizer] = weakref.ref(hooks)
-    return Session(intake, hooks)
+    return Session(intake, hooks, moved, story)
 
 
 _distributed: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Hooks]] = weakref.WeakKeyDictionary()
@@ -156,10 +164,8 @@ def _checked(
     if _is_distributed(optimizer):
         raise ValueError("this optimizer is distributed already; call detach() on its sync first")
     check_optimizer(optimizer, named)
-    check_patterns(recipe, named)
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
     parameters = {n: p for n, p in named.items() if p.requires_grad and id(p) in mine}
     check_parameters(parameters)
-    check_memories(recipe, optimizer, parameters)
     check_unwrapped(parameters)
     return parameters

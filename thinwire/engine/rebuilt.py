@@ -72,7 +72,7 @@ class Expected:
     caps: list[int]  # bytes of the first bucket, and so on
     still: bool  # the next step is as this one was
 
-    def agreed(self, now: Groups, comm: Comm, device: torch.device) -> tuple[Groups, Groups]:
+    def agree(self, now: Groups, comm: Comm, device: torch.device) -> tuple[Groups, Groups]:
         """By rank 0's order, as DDP will cut them; on all ranks, after the same step."""
         names = list(self.parameters)
         place = {name: number for number, name in enumerate(names)}

@@ -51,7 +51,7 @@ def meet(
             missing = [r for r in range(len(ranks)) if r not in marks]
             if time.monotonic() > deadline or (board.error is not None and 0 in missing):
                 raise TimeoutError(_unreached(board, rank, missing, timeout))
-            for other, connection, mark in (*_arrived(found), *_accepted(board, set(sockets))):
+            for other, connection, mark in (*_arrived(found), *_accept(board, set(sockets))):
                 sockets[other], marks[other] = connection, mark
     except BaseException:
         for connection in sockets.values():
@@ -117,7 +117,7 @@ class _Board:
             while not self.done.is_set():
                 for lower in range(self.rank):
                     if own.check([f"{place}/{lower}"]):
-                        self.records[lower] = _parsed(own.get(f"{place}/{lower}"))
+                        self.records[lower] = _parse(own.get(f"{place}/{lower}"))
                 own.check([place])
                 self.answered = time.monotonic()
                 self.done.wait(0.02)
@@ -125,7 +125,7 @@ class _Board:
             self.error = error
 
 
-def _parsed(record: bytes) -> tuple[bytes, int, list[str]]:
+def _parse(record: bytes) -> tuple[bytes, int, list[str]]:
     mark, port, hosts = json.loads(record)
     if not (isinstance(port, int) and 0 < port < 65536 and isinstance(hosts, list)):
         raise ValueError(f"no record of thinwire: {record!r:.80}")
@@ -139,7 +139,7 @@ def _connect(board: _Board, lower: int, found: queue.SimpleQueue[_Found]) -> Non
         if record is not None:
             mark, port, hosts = record  # this one for all its hosts: a newer one has another mark
             for host in hosts:
-                connection = _greeted(board, lower, mark, (host, port))
+                connection = _greet(board, lower, mark, (host, port))
                 if connection is not None:
                     found.put((lower, connection, mark))
                     return
@@ -152,9 +152,7 @@ def _arrived(found: queue.SimpleQueue[_Found]) -> Iterator[_Found]:
             yield found.get_nowait()
 
 
-def _greeted(
-    board: _Board, lower: int, mark: bytes, where: tuple[str, int]
-) -> socket.socket | None:
+def _greet(board: _Board, lower: int, mark: bytes, where: tuple[str, int]) -> socket.socket | None:
     """The connection, if whoever listens there is the rank whose record has this mark."""
     try:
         connection = socket.create_connection(where, timeout=KNOCK)
@@ -197,7 +195,7 @@ def _read(connection: socket.socket, wanted: Callable[[], bool]) -> bytes:
     return got
 
 
-def _accepted(board: _Board, known: set[int]) -> Iterator[_Found]:
+def _accept(board: _Board, known: set[int]) -> Iterator[_Found]:
     """The next of the higher ranks that means our record, if one comes in a moment."""
     board.listener.settimeout(0.05)
     try:

@@ -6,16 +6,20 @@ The object for the loop's owner: figures, checkpoints, pauses. Buckets go anothe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict
 
+from thinwire.choose import Choose, forget
 from thinwire.combinators import dense_form
-from thinwire.describe import describe, parts
+from thinwire.comm.throttled import Throttled
+from thinwire.deliver import hand_over
+from thinwire.describe import describe, parts, rebuilt, spell
 from thinwire.engine import checkpoint
-from thinwire.engine.intake import Intake
+from thinwire.engine.lane import Intake
+from thinwire.engine.momentum import Moved
 from thinwire.engine.steps import Steps
-from thinwire.planned import Planned, forget
 from thinwire.protocols import Reducer
 
 
@@ -55,9 +59,14 @@ class Session:
             train()
     """
 
-    def __init__(self, intake: Intake, socket: Socket) -> None:
+    def __init__(
+        self, intake: Intake, socket: Socket, moved: Moved | None, story: Callable[[], str]
+    ) -> None:
         self._intake = intake
         self._socket: Socket | None = socket
+        self._moved, self._story = moved, story
+        if moved is not None:
+            moved.begin(self._slots)
 
     @property
     def recipe(self) -> Reducer:
@@ -84,46 +93,101 @@ class Session:
         state = "attached" if self.attached else "detached"
         fewer = now["bytes_dense"] / now["bytes_sent"] if now["bytes_sent"] else 1.0
         return (
-            f"<thinwire.Session {state}: {describe(self.recipe)}, rank {comm.rank} of {comm.size}, "
+            f"<thinwire.Session {state}: {spell(self.recipe)}, rank {comm.rank} of {comm.size}, "
             f"{now['steps']} steps, {fewer:.1f} times fewer bytes than dense>"
         )
 
+    def explain(self) -> str:
+        """The recipe, what `tuned` made of it, and what recorded trainings say it costs.
+
+        Example:
+            >>> print(sync.explain())  # doctest: +SKIP
+        """
+        return self._story()
+
     def synchronize(self) -> None:
-        """Gradients are averages when this returns: call it before clipping them."""
+        """Gradients are averages when this returns: call it before clipping them.
+
+        Example:
+            >>> sync.synchronize()  # doctest: +SKIP
+            >>> torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)  # doctest: +SKIP
+        """
         self._plugged().synchronize()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes inside only accumulate; the first one outside sends the sum."""
+        """Backward passes inside only accumulate; the first one outside sends the sum.
+
+        Example:
+            >>> with sync.no_sync():  # doctest: +SKIP
+            ...     loss.backward()
+        """
         return self._plugged().no_sync()
 
     def join(self) -> AbstractContextManager[object]:
-        """Train inside with uneven inputs: ranks that run out play along until all have."""
+        """Train inside with uneven inputs: ranks that run out play along until all have.
+
+        Example:
+            >>> with sync.join():  # doctest: +SKIP
+            ...     train_epoch(loader)
+        """
         return self._plugged().join()
 
     def pause(self) -> None:
-        """Average densely from the next step on, delivering what was held back. On all ranks."""
-        self._meet("pause()").recipe = dense_form(self.recipe)
+        """Average densely from the next step on, delivering what was held back. On all ranks.
+
+        Momentum that a tuned recipe has moved is the optimizer's again.
+
+        Example:
+            >>> sync.pause()  # doctest: +SKIP
+        """
+        steps, form = self._meet("pause()"), dense_form(self.recipe)
+        if self._moved is not None:
+            form = rebuilt(form, hand_over)
+            with self._intake.peers.apart() as comm:
+                self._moved.move_back(comm)
+        steps.recipe = form
 
     def resume(self) -> None:
-        """Compress again from the next step on. On all ranks."""
+        """Compress again from the next step on. On all ranks.
+
+        Example:
+            >>> sync.resume()  # doctest: +SKIP
+        """
         self._meet("resume()").recipe = self.recipe
+        if self._moved is not None:
+            self._moved.begin(self._slots)
 
     def replan(self) -> None:
         """Let a recipe that chooses, as `auto` does, choose anew from the next step on. On all
-        ranks."""
-        if not any(isinstance(part, Planned) for part in parts(self.recipe)):
+        ranks.
+
+        Example:
+            >>> sync.replan()  # doctest: +SKIP
+        """
+        if not any(isinstance(part, Choose) for part in parts(self.recipe)):
             raise ValueError("this recipe makes no choice that could be made anew; auto does")
         forget(self._meet("replan()").root.get("slots", {}))
 
     def detach(self) -> None:
-        """Leave the training loop as it was. To deliver the residual, pause for one step before."""
+        """Leave the training loop as it was. To deliver the residual, and momentum that a tuned
+        recipe has moved, pause for one step before.
+
+        Example:
+            >>> sync.detach()  # doctest: +SKIP
+        """
         self._intake.lane.settle()
+        if self._moved is not None:
+            self._moved.move_back(None)
         self._plugged().unplug()
         self._socket = None
         self._intake.leave()
 
     def metrics(self) -> Metrics:
-        """Totals of this rank so far: steps, bytes, density achieved, seconds by phase."""
+        """Totals of this rank so far: steps, bytes, density achieved, seconds by phase.
+
+        Example:
+            >>> sync.metrics()["bytes_sent"]  # doctest: +SKIP
+        """
         meter, comm = self._intake.steps.meter, self._intake.steps.comm
         return {
             "steps": meter.steps,
@@ -142,6 +206,9 @@ class Session:
         """This rank's state after its last whole step: plain tensors and numbers, and a digest.
 
         Save it on every rank. It can be had after a failure too.
+
+        Example:
+            >>> torch.save(sync.state_dict(), f"sync-{rank}.pt")  # doctest: +SKIP
         """
         steps, comm = self._intake.steps, self._intake.peers.comm
         self._intake.lane.settle()
@@ -155,12 +222,19 @@ class Session:
             "shapes": checkpoint.shapes(self._intake.slots),
             "next": [list(names) for names in steps.next],
             "buckets": [list(names) for names in steps.buckets],
-            **checkpoint.copied(steps.root),
+            **checkpoint.copy_trees(steps.root),
         }
-        return checkpoint.signed(state)
+        return checkpoint.sign(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of the same rank in a world of the same size. On all ranks."""
+        """Go on from `state_dict()` of the same rank in a world of the same size. On all ranks.
+
+        Args:
+            state: What `state_dict()` returned.
+
+        Example:
+            >>> sync.load_state_dict(torch.load(f"sync-{rank}.pt"))  # doctest: +SKIP
+        """
         self._intake.lane.wait()
         peers, here = self._intake.peers, "load_state_dict()"
         try:
@@ -169,7 +243,12 @@ class Session:
             peers.refuse(here, error)
             raise
         peers.meet(here)
-        self._intake.steps.load(checkpoint.fitted(state, describe(self.recipe)))
+        self._intake.steps.load(checkpoint.keep_residual(state, describe(self.recipe)))
+
+    def _slots(self) -> dict[str, Any]:
+        """The state of every parameter."""
+        slots: dict[str, Any] = self._intake.steps.root.setdefault("slots", {})
+        return slots
 
     def _meet(self, what: str) -> Steps:
         """The steps, once no bucket is under way and all ranks have come here."""
@@ -181,3 +260,12 @@ class Session:
         if self._socket is None:
             raise RuntimeError("this session is detached; attach the recipe again")
         return self._socket
+
+
+def throttle(session: Session, rate: float) -> None:
+    """Slow the exchange down to a link of `rate` bits per second, as in `thinwire demo`.
+
+    For studies without a slow network. Call it right after `attach`, on all ranks.
+    """
+    intake = session._intake
+    intake.steps.comm = Throttled(intake.peers.comm, rate)

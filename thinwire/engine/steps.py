@@ -94,7 +94,7 @@ class Steps:
         if arrival.first:
             self._begin()
         layouts = self._as_saved(arrival) if self._replays_left else []
-        reduced = self._regrouped(arrival, layouts) if layouts else self._one(arrival)
+        reduced = self._regroup(arrival, layouts) if layouts else self._one(arrival)
         if arrival.last:
             self._close()
         return reduced
@@ -120,7 +120,7 @@ class Steps:
         self._expected = expected
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.root = checkpoint.copied(state)
+        self.root = checkpoint.copy_trees(state)
         self.number = state["step"]
         self._sent = 0  # all ranks have met
         self._agreed.clear()  # compare steps again
@@ -150,10 +150,9 @@ class Steps:
             scale=arrival.scale,
             rates=arrival.rates,
             unused=arrival.unused,
-            ready=arrival.ready,
             draft=self._now.draft,
         )
-        self.comm.start()
+        self.comm.start(arrival.ready)
         begin, waited = time.perf_counter(), self.comm.seconds
         with torch.profiler.record_function("thinwire::reduce"), torch.no_grad():
             reduced = self.recipe.reduce(bucket, self.comm)
@@ -211,7 +210,7 @@ class Steps:
             self.next = self.buckets = self._saved[0]
         elif expected is not None:
             with self._peers.apart() as comm:
-                self.next, self.buckets = expected.agreed(now, comm, self._peers.device)
+                self.next, self.buckets = expected.agree(now, comm, self._peers.device)
 
     def _as_saved(self, arrival: Arrival) -> list[Layout]:
         """The saved groups in a bucket that is larger, as those are that a resumed run starts with.
@@ -223,9 +222,9 @@ class Steps:
         inside = sorted(name for names in groups for name in names) == sorted(here)
         if not inside or groups == [list(here)]:
             return []
-        return [checkpoint.packed([here[name] for name in names]) for names in groups]
+        return [Layout.packed(here[name] for name in names) for names in groups]
 
-    def _regrouped(self, arrival: Arrival, layouts: list[Layout]) -> Reduced:
+    def _regroup(self, arrival: Arrival, layouts: list[Layout]) -> Reduced:
         here = {slot.name: slot for slot in arrival.layout.slots}
         mean = torch.empty_like(arrival.flat)
         results = []

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.layout import Layout, Slot
+from thinwire.schedule import checked_whole
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,7 @@ class Dct:
     chunk: int = 64
 
     def __post_init__(self) -> None:
-        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or self.chunk < 1:
-            raise ValueError(f"chunk must be a whole number of at least 1, got {self.chunk!r}")
+        checked_whole("chunk", self.chunk, 1, "the side of a chunk; 64 is the paper's")
 
     def layout(self, layout: Layout) -> Layout:
         """One row a chunk, at the same offsets."""
@@ -37,14 +37,14 @@ class Dct:
         return _each(flat, layout, self._chunks)
 
     def back(self, coefficients: Tensor, layout: Layout) -> Tensor:
-        return _each(coefficients, layout, self._joined)
+        return _each(coefficients, layout, self._join_chunks)
 
     def _chunks(self, values: Tensor, slot: Slot) -> Tensor:
         (n, m), (a, b) = slot.matrix, self._sides(slot)
         blocks = values.view(n // a, a, m // b, b).transpose(1, 2)  # (n/a, m/b, a, b)
         return cosines(a, values) @ blocks @ cosines(b, values).T
 
-    def _joined(self, coefficients: Tensor, slot: Slot) -> Tensor:
+    def _join_chunks(self, coefficients: Tensor, slot: Slot) -> Tensor:
         (n, m), (a, b) = slot.matrix, self._sides(slot)
         blocks = coefficients.view(n // a, m // b, a, b)
         return (cosines(a, blocks).T @ blocks @ cosines(b, blocks)).transpose(1, 2)

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from thinwire import payload
 from thinwire.bucket import Bucket
-from thinwire.draws import shared_seed
-from thinwire.layout import Layout, Slot
+from thinwire.layout import Layout, Slot, shared_seed
 from thinwire.operand import working_dtype
 from thinwire.payload import Dense, Parts, Payload
 from thinwire.protocols import Pass
@@ -79,7 +78,7 @@ class LowRank:
 
     def __post_init__(self) -> None:
         if not callable(self.rank):
-            _checked_rank(self.rank)
+            _check_rank(self.rank)
         if not self.min_saving >= 0:
             raise ValueError(
                 f"min_saving must not be negative, got {self.min_saving!r}; 1.0 is the default"
@@ -146,7 +145,7 @@ class LowRank:
         return _Factor(slot, side, orthonormal(learnt[:, :r].to(x.device, x.dtype)))
 
     def _rank_at(self, step: int) -> int:
-        return _checked_rank(self.rank(step)) if callable(self.rank) else self.rank
+        return _check_rank(self.rank(step)) if callable(self.rank) else self.rank
 
     def _shrinks(self, slot: Slot, rank: int) -> bool:
         n, m = slot.matrix
@@ -160,7 +159,7 @@ def _columns(slot: Slot, rank: int) -> int:
     return min(rank, *slot.matrix)
 
 
-def _checked_rank(rank: float) -> int:
+def _check_rank(rank: float) -> int:
     number = isinstance(rank, int | float) and not isinstance(rank, bool)
     if not number or not rank >= 1 or rank != int(rank):
         raise ValueError(

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from thinwire import kernels
 from thinwire.bucket import Bucket, kept
-from thinwire.draws import shared_seed
-from thinwire.layout import Layout, Slot
+from thinwire.layout import Layout, Slot, shared_seed
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Dense, Parts, Payload, Sparse
 from thinwire.protocols import Pass

@@ -1,9 +1,9 @@
-"""What a network costs: for every verb, so many seconds a message and so many a byte.
+"""What a network costs: for every verb, so many seconds per message and so many per byte.
 
     seconds = alpha * messages + beta * bytes           as textbook algorithms count them
 
-`probe` fits both on a live group, `given` takes them from a data sheet, `loaded` from a file that
-`saved` has written. All ranks of a group get the same numbers.
+`probe` fits both on a live group, `from_rate` takes them from a data sheet, `load` from a file that
+`save` has written. All ranks of a group get the same numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Point = tuple[float, float, float]  # messages, bytes, seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One verb: seconds a message, seconds a byte, and how far the fit is off (median, relative).
+    """One verb: seconds per message, seconds per byte, the relative error of the fit (median).
 
     `points` are what was measured: bytes and seconds.
     """
@@ -102,13 +102,13 @@ def messages(verb: str, world: int) -> int:
     return rounds.get(verb, world - 1)
 
 
-def given(rate: str, latency: str, world: int) -> Network:
-    """Links of a rate, a latency a message."""
+def from_rate(rate: str, latency: str, world: int) -> Network:
+    """Links of a rate, a latency per message."""
     line = Line(alpha=units.seconds(latency), beta=8 / units.rate(rate))
     return Network(world=world, lines=dict.fromkeys(VERBS, line), source=f"{rate}, {latency}")
 
 
-def fitted(points: Sequence[Point]) -> Line:
+def fit(points: Sequence[Point]) -> Line:
     """The line of least squares of relative errors, neither of its numbers negative."""
     x = [m / t for m, _, t in points]  # relative: an error of a tenth counts alike for all sizes
     y = [b / t for _, b, t in points]
@@ -128,19 +128,19 @@ def fitted(points: Sequence[Point]) -> Line:
 def probe(comm: Comm, *, patience: float = PATIENCE, sizes: Sequence[int] = SIZES) -> Network:
     """Measure every verb on the live group."""
     if comm.size == 1:
-        return replace(given("1gbit", "1us", 1), source="a world of one")
-    lines = {verb: fitted(_points(verb, comm, patience, sizes)) for verb in VERBS}
+        return replace(from_rate("1gbit", "1us", 1), source="a world of one")
+    lines = {verb: fit(_points(verb, comm, patience, sizes)) for verb in VERBS}
     return Network(world=comm.size, lines=lines, source="probed")
 
 
-def saved(network: Network, path: Path) -> None:
+def save(network: Network, path: Path) -> None:
     lines = {verb: asdict(line) for verb, line in network.lines.items()}
     data = {"format": FORMAT, "world": network.world, "source": network.source, "lines": lines}
     path.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def loaded(path: Path) -> Network:
-    """What `saved` has written; a ValueError for anything else."""
+def load(path: Path) -> Network:
+    """What `save` has written; a ValueError for anything else."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:

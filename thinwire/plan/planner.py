@@ -5,41 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate, pairwise
 
 import torch
 
-from thinwire import recipes
+from thinwire import evidence, recipes
+from thinwire.evidence import Trial
 from thinwire.layout import Layout
 from thinwire.partial import line
-from thinwire.plan import buffers
+from thinwire.plan import packing
 from thinwire.plan.network import Network
-from thinwire.plan.profile import Cost, Model
+from thinwire.plan.profile import Cost, Model, freeze
 from thinwire.plan.timeline import Timeline, Work, replay
-from thinwire.protocols import Traffic
+from thinwire.protocols import Reducer, Traffic
 
 DENSE = "dense()"
 SIXTEEN = ("bf16()", "half()")
+SIMPLE = (DENSE, *SIXTEEN, "int8()")  # in this order, where they are about as fast as the fastest
 CLOSE = 0.05  # a recipe that gains less than this over a simpler one is not worth it
-CAPS = (1, 5, 10, 25, 50, 100, 1000)  # megabytes of gradient a buffer
-COUNTS = (1, 4, 16, 64)  # gradients a buffer
-RATES = (1e5, 1e13)  # bits a second between which a crossover is looked for
+CAPS = (1, 5, 10, 25, 50, 100, 1000)  # megabytes of gradient per buffer
+COUNTS = (1, 4, 16, 64)  # gradients per buffer
+RATES = (1e5, 1e13)  # bits per second between which a crossover is looked for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the choice is made for: a model in buckets, a network, and cores a worker."""
+    """What the choice is made for: a model in buckets, a network, cores per worker, a training.
+
+    `steps` is the length of the training, over which schedules are averaged. Of the recorded
+    trainings those with this `optimizer` count ("sgd" or "adam"), or all of them without one. A
+    recipe that cost more than `tolerance` percent of accuracy is not recommended.
+    """
 
     model: Model
     groups: Sequence[Sequence[str]]
     network: Network
     cores: float
+    steps: int = 1000
+    optimizer: str | None = None
+    tolerance: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One recipe: its step, bytes a rank sends and remembers, and the rate below which it beats
-    dense (infinite: always, zero: never)."""
+    """One recipe: its step, the bytes per rank that it sends and remembers, and what it costs.
+
+    Below the rate `crossover` it beats dense (infinite: always, zero: never). `trials` are the
+    recorded trainings; it `keeps` accuracy if the worst of them is within the tolerance.
+    """
 
     recipe: str
     timeline: Timeline
@@ -48,10 +62,17 @@ class Option:
     memory: int
     floor: bool = False  # more may be sent
     crossover: float = math.nan
+    trials: tuple[Trial, ...] = ()
+    keeps: bool = False
 
     @property
     def step(self) -> float:
         return self.timeline.step
+
+    @property
+    def worst(self) -> Trial | None:
+        """The recorded training in which it cost most."""
+        return evidence.worst(self.trials)
 
 
 def layouts(model: Model, groups: Sequence[Sequence[str]]) -> list[Layout]:
@@ -62,15 +83,14 @@ def layouts(model: Model, groups: Sequence[Sequence[str]]) -> list[Layout]:
     ]
 
 
-def moved(
-    recipe: str, model: Model, groups: Sequence[Sequence[str]], costs: Sequence[Cost], world: int,
-    measured: int,
-) -> list[Cost]:  # fmt: skip
-    """The costs in a world of another size, by what the recipe says that it would send there: at
-    least that, where its price is a floor."""
-    reducer = recipes.parse(recipe)
+def move(recipe: str, setup: Setup, costs: Sequence[Cost], measured: int) -> list[Cost]:
+    """Costs that were measured in a world of another size, as they would be in this one.
+
+    They grow as the recipe says that its bytes grow: at least that, where its price is a floor.
+    """
+    reducer, world = _frozen(recipe, setup.steps), setup.network.world
     found = []
-    for layout, cost in zip(layouts(model, groups), costs, strict=True):
+    for layout, cost in zip(layouts(setup.model, setup.groups), costs, strict=True):
         here, there = (
             sum((reducer.traffic(layout, size, step) for step in (1, 2)), Traffic())
             for size in (measured, world)
@@ -81,7 +101,12 @@ def moved(
     return found
 
 
-def predicted(recipe: str, setup: Setup, costs: Sequence[Cost]) -> Option:
+@cache
+def _frozen(recipe: str, steps: int) -> Reducer:
+    return freeze(recipes.parse(recipe), steps)
+
+
+def predict(recipe: str, setup: Setup, costs: Sequence[Cost]) -> Option:
     """The step of a model whose buckets cost so much each."""
     backward, links = dict(setup.model.backward), setup.network
     works = tuple(
@@ -89,7 +114,7 @@ def predicted(recipe: str, setup: Setup, costs: Sequence[Cost]) -> Option:
             name=f"bucket {number}",
             backward=sum(backward[name] for name in group),
             select=cost.select,
-            wire=sum(links.seconds(verb, sent) for verb, sent in cost.calls) / cost.steps,
+            wire=cost.wire(links.seconds),
             effort=cost.effort,
             scatter=cost.scatter,
         )
@@ -106,16 +131,23 @@ def predicted(recipe: str, setup: Setup, costs: Sequence[Cost]) -> Option:
     )
 
 
-def ranked(setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> list[Option]:
-    """Every recipe, the fastest first; `dense()` must be among them."""
+def rank(setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> list[Option]:
+    """Every recipe: those that keep accuracy first, the fastest of them first of all.
+
+    `dense()` must be among them: it keeps accuracy, and is what the others are compared with.
+    """
     options = []
     for recipe, each in costs.items():
-        crossing = crossover(recipe, setup, costs)
-        options.append(replace(predicted(recipe, setup, each), crossover=crossing))
-    return sorted(options, key=lambda option: option.step)
+        trials = evidence.find(recipe, setup.optimizer)
+        worst = evidence.worst(trials)
+        keeps = recipe == DENSE or (worst is not None and worst.cost <= setup.tolerance)
+        crossover = find_crossover(recipe, setup, costs)
+        option = predict(recipe, setup, each)
+        options.append(replace(option, crossover=crossover, trials=trials, keeps=keeps))
+    return sorted(options, key=lambda option: (not option.keeps, option.step))
 
 
-def buffered(
+def plan_buffers(
     recipe: str, setup: Setup, costs: Sequence[Cost]
 ) -> list[tuple[str, list[int], float]]:
     """Plans of buffers for a recipe, by name, as counts of gradients, with the step that each would
@@ -128,16 +160,13 @@ def buffered(
         _line(bucket_sizes, [getattr(cost, part) for cost in costs])
         for part in ("select", "scatter", "effort")
     )
-    wires = [
-        sum(links.seconds(verb, sent) for verb, sent in cost.calls) / cost.steps for cost in costs
-    ]
-    send = _line(bucket_sizes, wires)
+    send = _line(bucket_sizes, [cost.wire(links.seconds) for cost in costs])
     ready = list(accumulate(seconds for _, seconds in model.backward))
-    plans = {f"{mb} MB": buffers.by_bytes([4 * n for n in sizes], mb * 2**20) for mb in CAPS}
-    plans |= {f"{count} a buffer": buffers.by_count(len(names), count) for count in COUNTS}
-    plans["MG-WFBP"] = buffers.merged(sizes, ready, send)
-    plans["OMGS"] = buffers.merged_sparse(sizes, ready, select, send)
-    plans["overlapped"] = buffers.overlapped(sizes, ready, select, send)
+    plans = {f"{mb} MB": packing.by_bytes([4 * n for n in sizes], mb * 2**20) for mb in CAPS}
+    plans |= {f"{count} per buffer": packing.by_count(len(names), count) for count in COUNTS}
+    plans["MG-WFBP"] = packing.merge(sizes, ready, send)
+    plans["OMGS"] = packing.merge_sparse(sizes, ready, select, send)
+    plans["overlapped"] = packing.overlap(sizes, ready, select, send)
     found = []
     for name, counts in plans.items():
         ends = [0, *accumulate(counts)]
@@ -161,13 +190,13 @@ def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Callable[[int], flo
     return lambda n: start + slope * n
 
 
-def crossover(recipe: str, setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> float:
-    """The rate of links, bits a second, up to which this recipe beats dense."""
+def find_crossover(recipe: str, setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> float:
+    """The rate of links, bits per second, up to which this recipe beats dense."""
 
     def loses(bits: float) -> bool:
         there = replace(setup, network=setup.network.at_rate(bits))
-        mine = predicted(recipe, there, costs[recipe]).step
-        return mine >= predicted(DENSE, there, costs[DENSE]).step
+        mine = predict(recipe, there, costs[recipe]).step
+        return mine >= predict(DENSE, there, costs[DENSE]).step
 
     low, high = RATES
     if loses(low):
@@ -180,31 +209,65 @@ def crossover(recipe: str, setup: Setup, costs: Mapping[str, Sequence[Cost]]) ->
     return math.sqrt(low * high)
 
 
-def chosen(options: Sequence[Option]) -> Option:
-    """The fastest, unless something simpler is about as fast: dense first, then 16 bits."""
-    best = min(options, key=lambda option: option.step)
-    for simpler in (DENSE, *SIXTEEN):
-        for option in options:
-            if option.recipe == simpler and option.step <= best.step * (1 + CLOSE):
-                return option
-    return best
+def choose(options: Sequence[Option]) -> Option:
+    """The fastest that keeps accuracy, unless something simpler is about as fast."""
+    safe = [option for option in options if option.keeps]
+    best = min(safe, key=lambda option: option.step)
+    near = {option.recipe: option for option in safe if option.step <= best.step * (1 + CLOSE)}
+    return next((near[simple] for simple in SIMPLE if simple in near), best)
 
 
-def verdict(options: Sequence[Option]) -> str:
-    """The answer in a sentence or two."""
-    best = chosen(options)
+def verdict(options: Sequence[Option], setup: Setup) -> str:
+    """The answer in a few sentences, with what it costs in accuracy."""
+    best = choose(options)
     dense = next(option for option in options if option.recipe == DENSE)
-    gain = dense.step / best.step
-    if best is dense:
-        other = min((o for o in options if o is not dense), key=lambda o: o.step, default=dense)
-        hidden = f"backward waits {1e3 * dense.timeline.exposed:.1f} ms for it"
-        return (
-            f"Stay dense: {hidden}, and the best other, {other.recipe}, would take "
-            f"{other.step / dense.step:.2f} times the step."
-        )
-    if best.recipe in SIXTEEN:
-        return f"16-bit is enough: {best.recipe} is {gain:.2f} times faster than dense."
-    return f"Use {best.recipe}: {gain:.2f} times faster than dense."
+    said = [_stay(dense, options) if best is dense else _use(best, dense)]
+    everyone = {evidence.family(trial.optimizer) for trial in evidence.trials()}
+    missing = everyone - {evidence.family(trial.optimizer) for trial in best.trials}
+    if setup.optimizer is None and best is not dense and missing:
+        said.append(f"Under {', '.join(sorted(missing))} nobody recorded it.")
+    risky = min((o for o in options if not o.keeps), key=lambda o: o.step, default=best)
+    if risky.step < best.step:
+        speed = f"{about(dense.step / risky.step)} faster than dense"
+        said.append(f"Not recommended: {risky.recipe}, {speed}; cost in accuracy: {price(risky)}.")
+    return " ".join(said)
+
+
+def _use(best: Option, dense: Option) -> str:
+    word = "16-bit is enough" if best.recipe in SIXTEEN else "Use"
+    name = f"{word}: {best.recipe} is" if best.recipe in SIXTEEN else f"{word} {best.recipe}:"
+    speed = f"{about(dense.step / best.step)} faster than dense"
+    return f"{name} {speed}; cost in accuracy: {price(best)}."
+
+
+def _stay(dense: Option, options: Sequence[Option]) -> str:
+    hidden = f"backward waits {1e3 * dense.timeline.exposed:.1f} ms for it"
+    others = [option for option in options if option.keeps and option is not dense]
+    if not others:
+        return f"Stay dense: {hidden}, and no other recipe here is known to keep accuracy."
+    other = min(others, key=lambda option: option.step)
+    times = about(other.step / dense.step)
+    return f"Stay dense: {hidden}, and {other.recipe}, the best other, would take {times} the step."
+
+
+def about(ratio: float) -> str:
+    """A speed-up as far as it is known: two digits.
+
+    >>> about(2.345), about(56.4), about(163.0)
+    ('about 2.3 x', 'about 56 x', 'about 160 x')
+    """
+    return f"about {float(f'{ratio:.2g}'):g} x"
+
+
+def price(option: Option) -> str:
+    """What a recipe costs in accuracy, and where that was recorded."""
+    if option.recipe == DENSE:
+        return "none"
+    if option.worst is None:
+        return "unknown"
+    trial, seeds = option.worst, "seed" if option.worst.seeds == 1 else "seeds"
+    cost = round(trial.cost, 1) + 0.0  # no negative zero
+    return f"{cost:+.1f} % ({trial.job}, {trial.optimizer}, {trial.seeds} {seeds})"
 
 
 def reasons(option: Option, dense: Option) -> list[str]:

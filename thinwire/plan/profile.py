@@ -19,12 +19,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.bucket import Bucket
+from thinwire.choose import average_over_ranks
+from thinwire.combinators import Scheduled
 from thinwire.comm.metered import Metered
+from thinwire.describe import rebuilt
 from thinwire.layout import Layout
-from thinwire.planned import agreed
 from thinwire.protocols import Comm, Reducer
+from thinwire.schedule import Flushed, Piecewise, Ramp
 
 MB = 2**20
+SCHEDULES = (Flushed, Piecewise, Ramp)
 FIRST_MB = 1.0  # DDP's first bucket is smaller, so that sending begins early
 STEPS, WARM = 5, 3
 SAMPLES = 6  # buckets of different sizes that are measured; others are taken in proportion
@@ -65,8 +69,12 @@ class Cost:
 
     @property
     def sent(self) -> float:
-        """Bytes a step."""
+        """Bytes per step."""
         return sum(sent for _, sent in self.calls) / self.steps
+
+    def wire(self, seconds: Callable[[str, int], float]) -> float:
+        """Seconds per step on the wire, of a network in which a call takes so long."""
+        return sum(seconds(verb, sent) for verb, sent in self.calls) / self.steps
 
     def times(self, factor: float) -> Cost:
         """Of a bucket that is so many times larger."""
@@ -91,7 +99,7 @@ class Cost:
         )
 
 
-def middle(visits: Sequence[Cost]) -> Cost:
+def median_cost(visits: Sequence[Cost]) -> Cost:
     """Of the same work measured several times: the medians, and all that was called."""
     return replace(
         visits[0],
@@ -103,7 +111,27 @@ def middle(visits: Sequence[Cost]) -> Cost:
     )
 
 
-def model(
+def freeze(recipe: Reducer, steps: int) -> Reducer:
+    """The recipe with the mean of every schedule over so many steps.
+
+    A few steps can be measured, and those at the start of a ramp are not like the rest.
+    """
+
+    def mean(part: Any) -> Any:
+        if not isinstance(part, SCHEDULES):
+            return part
+        values = [part(step) for step in range(steps)]
+        middle = statistics.fmean(values)
+        return round(middle) if all(isinstance(value, int) for value in values) else middle
+
+    if isinstance(recipe, Scheduled):
+        numbers = {name: mean(number) for name, number in recipe.numbers}
+        recipe = recipe.recipe(**dict(recipe.given), **numbers)
+    frozen: Reducer = rebuilt(recipe, mean)
+    return frozen
+
+
+def measure_model(
     net: nn.Module, inputs: Sequence[Any], loss_of: Callable[[Any], Tensor], comm: Comm
 ) -> Model:
     """Measure forward, backward and an SGD step of a plain module."""
@@ -135,7 +163,7 @@ def model(
     for hook in hooks:
         hook.remove()
     medians = torch.tensor(rows[WARM:], dtype=torch.float64).median(dim=0).values
-    forward, after, *ready = agreed(medians.tolist(), comm)
+    forward, after, *ready = average_over_ranks(medians.tolist(), comm)
     order = sorted(zip(ready, names, strict=True))
     before = [0.0, *(when for when, _ in order)]
     gaps = tuple((name, when - last) for (when, name), last in zip(order, before, strict=False))
@@ -153,11 +181,13 @@ def buckets(model: Model, cap_mb: float = 25.0, first_mb: float = FIRST_MB) -> l
     return [[names[i] for i in group] for group in groups]
 
 
-def costs(recipe: Reducer, layouts: Sequence[Layout], comm: Comm, steps: int = STEPS) -> list[Cost]:
+def measure_costs(
+    recipe: Reducer, layouts: Sequence[Layout], comm: Comm, steps: int = STEPS
+) -> list[Cost]:
     """What the recipe does for each of these buckets; alike ones are measured once."""
     measured: dict[tuple[Any, ...], Cost] = {}
-    for layout in _sampled(layouts):
-        measured[_kind(layout)] = _measured(recipe, layout, comm, steps)
+    for layout in _sample(layouts):
+        measured[_kind(layout)] = _measure(recipe, layout, comm, steps)
     sizes = {
         layout.numel: measured[_kind(layout)] for layout in layouts if _kind(layout) in measured
     }
@@ -184,7 +214,7 @@ def agree(what: str, text: str, comm: Comm) -> None:
         )
 
 
-def _sampled(layouts: Sequence[Layout]) -> list[Layout]:
+def _sample(layouts: Sequence[Layout]) -> list[Layout]:
     """One of each kind; of many kinds, some from the smallest to the largest."""
     kinds = {_kind(layout): layout for layout in layouts}
     every = sorted(kinds.values(), key=lambda layout: layout.numel)
@@ -197,7 +227,7 @@ def _kind(layout: Layout) -> tuple[Any, ...]:
     return tuple((slot.shape, slot.strides) for slot in layout.slots)
 
 
-def _measured(recipe: Reducer, layout: Layout, comm: Comm, steps: int) -> Cost:
+def _measure(recipe: Reducer, layout: Layout, comm: Comm, steps: int) -> Cost:
     draw = torch.Generator().manual_seed(comm.rank)
     state: dict[str, Any] = {}
     rows: list[list[float]] = []
@@ -218,7 +248,7 @@ def _measured(recipe: Reducer, layout: Layout, comm: Comm, steps: int) -> Cost:
             rows.append([own * share, max(0.0, every - own), own * (1 - share)])
             calls += [(event.verb, event.bytes) for event in meter.events or []]
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-    select, effort, scatter = agreed(medians, comm)
+    select, effort, scatter = average_over_ranks(medians, comm)
     return Cost(
         select=select, effort=effort, scatter=scatter, calls=tuple(calls), steps=steps,
         memory=_held(state),

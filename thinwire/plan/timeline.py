@@ -5,7 +5,7 @@
     network                     [   wire   ]
 
 Processor time is a fluid: whoever can use a core gets one, or its part of what there is (`cores`
-a worker; 0.5 with four workers on two cores). An exchange ends when its bytes have crossed the
+per worker; 0.5 with four workers on two cores). An exchange ends when its bytes have crossed the
 wire and the processor has done its part of it.
 """
 
@@ -81,7 +81,7 @@ def replay(
 ) -> Timeline:
     """One step of these buckets."""
     if not cores > 0:
-        raise ValueError(f"cores a worker must be above 0, got {cores}")
+        raise ValueError(f"cores per worker must be above 0, got {cores}")
     main = deque([_Task("main", "forward", "", forward)])
     main.extend(_Task("main", "backward", work.name, work.backward) for work in works)
     lane: deque[_Task] = deque()

@@ -12,7 +12,7 @@ _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def rate(text: str) -> float:
-    """Bits a second."""
+    """Bits per second."""
     return _read(text, _RATES, "a rate", "1gbit or 100mbit", _ALSO)
 
 

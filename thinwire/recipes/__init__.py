@@ -3,8 +3,9 @@
 A recipe is a function that returns a reducer. Numbers may be schedules; defaults are the paper's,
 without warm-up. `parse("adtopk(density=0.01)")` reads the same call from a string, in which a
 number may be written as a schedule: "topk(density=Ramp(start=0.25, end=0.01, steps=500))", also one
-of several by parameter: "topk(density={small: 1.0, 'embed': 0.001, '': 0.01})", and a memory with
-its options: "topk(memory=Residual(learning_rate=True))".
+of several by parameter: "topk(density={small: 1.0, 'embed': 0.001, '': 0.01})", and a memory or a
+collective with its options: "topk(memory=Residual(learning_rate=True))". It is what `repr` of a
+recipe shows.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from thinwire import layout, memory, schedule
+from thinwire import collectives, layout, memory, schedule
 from thinwire.protocols import Reducer
 from thinwire.recipes.alldimension import adtopk
 from thinwire.recipes.auto import auto
 from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
 from thinwire.recipes.merging import gtopk, oktopk, slots, spardl, topkdsa
+from thinwire.recipes.recipe import suggest_options
 from thinwire.recipes.sparse import (
     demo_dct,
     dgc,
@@ -30,11 +32,13 @@ from thinwire.recipes.sparse import (
     threshold,
     topk,
 )
+from thinwire.recipes.tuned import tuned
 from thinwire.recipes.values import (
     bf16,
     dense,
     fp8,
     half,
+    int4,
     int8,
     natural,
     onebit,
@@ -45,23 +49,40 @@ from thinwire.recipes.values import (
 from thinwire.spelling import meant
 
 __all__ = [  # noqa: RUF022  (the order in which people read them)
-    "dense", "half", "bf16", "fp8", "int8", "onebit", "natural", "signsgd", "qsgd", "terngrad",
-    "randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "gtopk", "topkdsa",
-    "oktopk", "slots", "spardl", "adtopk", "powersgd", "acpsgd", "demo_dct", "auto",
+    "dense", "half", "bf16", "fp8", "int8", "int4", "onebit", "natural", "signsgd", "qsgd",
+    "terngrad", "randomk", "topk", "threshold", "dgc", "gaussiank", "redsync", "sidco", "gtopk",
+    "topkdsa", "oktopk", "slots", "spardl", "adtopk", "powersgd", "acpsgd", "demo_dct", "tuned",
+    "auto",
 ]  # fmt: skip
 
 SCHEDULES = ("Flushed", "Piecewise", "Ramp", "dgc_ramp", "stages")
 MEMORIES = ("MomentumCorrected", "Residual")
 RULES = ("small", "vectors")
+COLLECTIVES = tuple(collectives.__all__)
+HOMES = {**dict.fromkeys(SCHEDULES, schedule), **dict.fromkeys(MEMORIES, memory),
+         **dict.fromkeys(COLLECTIVES, collectives)}  # fmt: skip
 
 
 def names() -> list[str]:
-    """All recipes."""
+    """All recipes, in the order in which people read them.
+
+    Example:
+        >>> names()[:4]
+        ['dense', 'half', 'bf16', 'fp8']
+    """
     return list(__all__)
 
 
 def parse(call: str) -> Reducer:
-    """A recipe written as a call with literal arguments, e.g. "topk(density=0.01)"."""
+    """A recipe written as a call with literal arguments.
+
+    Args:
+        call: The call; arguments may be schedules, memories, collectives and rules too.
+
+    Example:
+        >>> parse("topk(density=Ramp(start=0.3, end=0.01, steps=500))")
+        topk(density=Ramp(start=0.3, end=0.01, steps=500))
+    """
     try:
         tree = ast.parse(call.strip(), mode="eval").body
     except (SyntaxError, MemoryError, RecursionError, ValueError):
@@ -91,13 +112,13 @@ def __getattr__(name: str) -> Callable[..., Reducer]:
 
 
 def _argument(node: ast.expr, call: str) -> Any:
-    """A literal, a rule, or a schedule or a memory with such arguments."""
+    """A literal, a rule, or a schedule, a memory or a collective with such arguments."""
     named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
-    if isinstance(node, ast.Call) and named in SCHEDULES + MEMORIES:
+    if isinstance(node, ast.Call) and named in HOMES:
         args = [_argument(arg, call) for arg in node.args]
         keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
-        home = schedule if named in SCHEDULES else memory
-        return _called(getattr(home, str(named)), args, keywords, ast.unparse(node))
+        part = getattr(HOMES[str(named)], str(named))
+        return _called(part, args, keywords, ast.unparse(node))
     if isinstance(node, ast.Name) and node.id in RULES:
         return getattr(layout, node.id)
     plain = ast.Constant | ast.Name
@@ -113,7 +134,8 @@ def _literal(node: ast.expr, call: str) -> Any:
     except (ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError(
             f"arguments of a recipe must be literals, schedules ({', '.join(SCHEDULES)}), "
-            f"memories ({', '.join(MEMORIES)}) or rules ({', '.join(RULES)}), got {call!r}"
+            f"memories ({', '.join(MEMORIES)}), collectives ({', '.join(COLLECTIVES)}) or rules "
+            f"({', '.join(RULES)}), got {call!r}"
         ) from None
 
 
@@ -123,11 +145,8 @@ def _called(
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError as error:
-        known = list(inspect.signature(function).parameters)
-        strange = next((name for name in keywords if name not in known), None)
-        near = "" if strange is None else meant(strange, known)
         raise ValueError(
-            f"in the recipe {call!r}: {error}; {function.__name__} takes {', '.join(known)}{near}"
+            f"in the recipe {call!r}: {error}; {suggest_options(function, keywords)}"
         ) from None
     try:
         return function(*args, **keywords)

@@ -1,42 +1,28 @@
-"""ADTopk whole: all-dimension top-k, interleaved with flat top-k, with estimated thresholds."""
+"""ADTopk: all-dimension top-k, and in turn with it flat top-k."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
-from thinwire.combinators import Alternate, Route, Rule
-from thinwire.combinators import dense as _dense
+from thinwire.combinators import Alternate, Rule
 from thinwire.layout import Layout, Slot, vectors
-from thinwire.partial import Partial
-from thinwire.planned import Planned
-from thinwire.protocols import Memory, Reducer, Selector
+from thinwire.protocols import Reducer
+from thinwire.recipes.frame import choose, frame_sparse, sends_all
 from thinwire.recipes.options import (
     Densities,
-    Merge,
-    by_node,
-    check_zero,
-    densities,
-    merge,
-    remembered,
-    rule,
-    schedulable,
-    sent_whole,
+    Parameters,
+    Sparse,
+    read_density,
+    read_estimate,
+    read_rule,
 )
-from thinwire.reducers import Select
-from thinwire.schedule import Density
-from thinwire.selectors.drift import Drifting
+from thinwire.recipes.recipe import recipe
+from thinwire.schedule import Density, Number, checked_whole, read_number
 from thinwire.selectors.topk import topk
-from thinwire.wire import Wire
-from thinwire.wire import wire as as_wire
 
 ROWS: dict[str, View] = {"matrix": by_row, "dim1": by_dim1, "longer": by_longer, "dim0": by_dim0}
-
-
-def nothing(slot: Slot) -> bool:
-    """The rule that holds for no parameter."""
-    return False
 
 
 @dataclass(frozen=True)
@@ -49,7 +35,7 @@ class StaysDense:
 
     def __call__(self, slot: Slot) -> bool:
         alone = Layout((slot,), slot.offset + slot.numel)
-        return self.rule(slot) or sent_whole(alone, self.over, self.density)
+        return self.rule(slot) or sends_all(alone, self.over, self.density)
 
 
 @dataclass(frozen=True)
@@ -62,105 +48,66 @@ class VectorsAnd:
         return vectors(slot) or self.more(slot)
 
 
-@schedulable
+@recipe(dense=vectors)
 def adtopk(
     density: Densities = 0.01,
     *,
-    interleave: bool | tuple[int, int] | None = None,
-    estimate: bool | int = False,
     rows: str | View = "matrix",
+    interleave: bool | tuple[int, int] = False,
     steps: int | None = None,
-    fraction: float = 0.75,
-    dense: Rule | Sequence[str] | None = vectors,
-    no_feedback: Rule | Sequence[str] = (),
-    partial: bool = False,
-    hybrid: bool = False,
-    collective: Merge = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
+    fraction: Number = 0.75,
+    **shared: Unpack[Sparse],
 ) -> Reducer:
-    """All-dimension top-k: some entries of every row.
+    """All-dimension top-k: the largest entries of every row.
 
-    `rows` says what a row is: "matrix" (output channel x rest), "dim1" (as published code does),
-    "longer", "dim0". `interleave` alternates with flat top-k, (2, 1) two steps to one; with
-    `steps`, the length of the training, only up to that `fraction` of it. `estimate` (a first
-    interval, or True for 5) remembers the flat threshold, but costs more time than it saves
-    (docs/algorithms.md). Parameters for which `dense` holds (a rule, or patterns besides the
-    vectors) are averaged whole, None compresses all; `no_feedback` ones keep no residual. `partial`
-    times sparse and dense for some steps, and then leaves dense what does not pay, out of the
-    others' budget; `hybrid` sends every parameter by all-reduce or by all-gather, whichever is
-    fewer bytes. Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
+    The paper's other ideas are options of every sparse recipe. Partial sparsification is
+    partial=True. Hybrid communication is collective="cheapest". Threshold estimation is
+    interleave=True, estimate=True: it serves the flat turns. Patterns in `dense` are for parameters
+    besides the vectors, and None compresses all.
+
+    Args:
+        density: Share of the entries of a parameter that are sent, at least one per row.
+        rows: What a row is: "matrix" (output channel by the rest), "dim1" (as published code does),
+            "longer" or "dim0".
+        interleave: Take turns with flat top-k; (2, 1) is two steps to one.
+        steps: Length of the training, if the turns are to end.
+        fraction: Share of the training after which they do.
+        **shared: See `thinwire.recipes.options.Sparse`.
+
+    Example:
+        adtopk(density=0.01, rows="dim1", dense=["^0[.]"], no_feedback=["^14[.]"])
+
+    Source: ADTopk, HPDC 2024, doi 10.1145/3625549.3658678.
     """
     over = ROWS.get(rows) if isinstance(rows, str) else rows
     if over is None or not callable(over):
         raise ValueError(f"rows must be one of {', '.join(ROWS)} (or a view), got {rows!r}")
-    if hybrid and collective is not None:
-        raise ValueError(f"hybrid chooses the collective, got collective={collective!r} too")
-    collective = "cheapest" if hybrid else collective
-    varies = collective is None or bool(estimate)
-    merged, coded = merge(collective, ragged=varies), as_wire(wire)
-    check_zero(merged, coded)
-
-    def select(pick: Selector, view: View) -> Select:
-        kept = densities(density)
-        return Select(pick=pick, over=view, density=kept, collective=merged, wire=coded)
-
-    inner: Reducer = select(topk, over)
-    period = _period(interleave, estimate)
+    flat_pick = read_estimate(shared["estimate"], topk, by_layer)
+    ragged = shared["collective"] is None or flat_pick is not topk
+    inner: Reducer = choose(topk, over, density, shared, ragged=ragged)
+    period = _period(interleave)
     if period is not None:
-        flat = select(_flat_pick(estimate), by_layer)
-        inner = Alternate(inner, flat, period, _until(steps, fraction))
-    elif steps is not None:
-        raise ValueError("steps ends the interleaving, got steps without it; set interleave=True")
+        flat = choose(flat_pick, by_layer, density, shared, ragged=ragged)
+        inner = Alternate(inner, flat, period, _until(steps, read_number(fraction)))
+    elif flat_pick is not topk or steps is not None:
+        raise ValueError(
+            "estimate and steps are for the flat turns of interleaving, got "
+            f"estimate={shared['estimate']!r}, steps={steps!r} without it; set interleave=True"
+        )
     if steps is None and fraction != 0.75:
         raise ValueError(f"fraction is of the training, got {fraction!r} alone; give steps too")
-    inner = by_node(collective, _routed(inner, over, densities(density), dense, partial))
-    fed = remembered(memory, warmup, inner)
-    if not no_feedback:
-        return fed
-    return Route(_unfed(no_feedback, memory), remembered("none", warmup, inner), fed)
+    return frame_sparse(inner, density, shared, _stays(shared["dense"], over, density))
 
 
-def _unfed(no_feedback: Rule | Sequence[str], memory: str | Memory) -> Rule:
-    unfed = rule("no_feedback", no_feedback)
-    if memory == "none":
-        raise ValueError(
-            f"no_feedback says which parameters keep no residual, got {no_feedback!r} where none "
-            "does (memory='none'); give one of them"
-        )
-    return unfed
+def _stays(given: Parameters | None, over: View, density: Densities) -> Rule | None:
+    """What is dense by the caller's rule, or by ADTopk's and the caller's patterns."""
+    if given is None:
+        return None
+    rule = given if callable(given) else VectorsAnd(read_rule("dense", given))
+    return StaysDense(rule, over, read_density(density))
 
 
-def _routed(
-    inner: Reducer, over: View, density: Density, dense: Rule | Sequence[str] | None, partial: bool
-) -> Reducer:
-    """What stays dense by the caller's rule, and what will by the clock."""
-    stays: Rule = nothing
-    if dense is not None:
-        given = dense if callable(dense) else VectorsAnd(rule("dense", dense))
-        stays = StaysDense(given, over, density)
-        inner = Route(stays, _dense(), inner)
-    if not partial:
-        return inner
-    choices = (("dense", _dense()), ("sparse", inner))
-    return Planned(choices=choices, decide=Partial(density=density, always=stays))
-
-
-def _period(
-    interleave: bool | tuple[int, int] | None, estimate: bool | int
-) -> tuple[int, int] | None:
-    if not isinstance(estimate, bool) and (not isinstance(estimate, int) or estimate < 1):
-        raise ValueError(
-            f"estimate must be True, False or a first interval of turns, got {estimate!r}"
-        )
-    if interleave is None:
-        interleave = bool(estimate)  # only flat turns have a threshold to estimate
-    if interleave is False and estimate:
-        raise ValueError(
-            "estimate is for the flat turns of interleaving, got interleave=False; set "
-            "interleave=True"
-        )
+def _period(interleave: bool | tuple[int, int]) -> tuple[int, int] | None:
     if isinstance(interleave, bool):
         return (1, 1) if interleave else None
     if not isinstance(interleave, tuple | list):
@@ -171,19 +118,9 @@ def _period(
     return tuple(interleave)  # type: ignore[return-value]  # Alternate checks it
 
 
-def _flat_pick(estimate: bool | int) -> Selector:
-    if estimate is False:
-        return topk
-    return (
-        Drifting() if estimate is True else Drifting(interval=estimate, shortest=min(5, estimate))
-    )
-
-
 def _until(steps: int | None, fraction: float) -> int | None:
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be in [0, 1] of the training, got {fraction!r}")
     if steps is None:
         return None
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps must be the number of steps of the training, got {steps!r}")
-    return round(fraction * steps)
+    return round(fraction * checked_whole("steps", steps, 1, "the length of the training"))

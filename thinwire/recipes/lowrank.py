@@ -1,65 +1,81 @@
-"""Few numbers for all ranks alike: random coordinates, and low rank."""
+"""Few values, the same ones on all ranks: random coordinates, and low rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Unpack
 
 from thinwire.frames.lowrank import LowRank
 from thinwire.frames.shared import SharedCoordinates
-from thinwire.protocols import Memory, Reducer
-from thinwire.recipes.options import Densities, densities, remembered, schedulable
+from thinwire.protocols import Frame, Reducer
+from thinwire.recipes.frame import frame, route_dense
+from thinwire.recipes.options import Densities, Wired, read_density
+from thinwire.recipes.recipe import recipe
 from thinwire.reducers import Project
-from thinwire.wire import Wire
+from thinwire.schedule import Number, Whole, read_number
 from thinwire.wire import wire as as_wire
 
 
-def randomk(
-    density: Densities = 0.01,
-    *,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-    seed: int = 0,
-) -> Reducer:
-    """Random coordinates that all ranks draw alike: no index travels.
+@recipe()
+def randomk(density: Densities = 0.01, *, seed: int = 0, **shared: Unpack[Wired]) -> Reducer:
+    """Random coordinates, the same on all ranks: no indices.
+
+    Args:
+        density: Share of the values that are sent.
+        seed: Seed of the draws.
+        **shared: See `thinwire.recipes.options.Wired`.
+
+    Example:
+        randomk(density=Ramp(start=0.25, end=0.01, steps=500))
 
     Source: Stich et al., NeurIPS 2018, arXiv 1809.07599.
     """
-    frame = SharedCoordinates(density=densities(density), seed=seed)
-    return remembered(memory, warmup, Project(frame=frame, wire=as_wire(wire)))
+    return _projected(SharedCoordinates(density=read_density(density), seed=seed), shared)
 
 
-@schedulable
+@recipe()
 def powersgd(
-    rank: int | Callable[[int], float] = 4,
-    *,
-    min_saving: float = 1.0,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-    seed: int = 0,
+    rank: Whole = 4, *, min_saving: Number = 1.0, seed: int = 0, **shared: Unpack[Wired]
 ) -> Reducer:
-    """Low rank, both factors averaged every step.
+    """Low rank: both factors averaged in every step.
+
+    Args:
+        rank: Columns of a factor.
+        min_saving: A matrix goes whole unless its factors are so many times smaller.
+        seed: Seed of the first factors.
+        **shared: See `thinwire.recipes.options.Wired`.
+
+    Example:
+        powersgd(rank=8, wire="bf16")
 
     Source: Vogels et al., NeurIPS 2019, arXiv 1905.13727.
     """
-    frame = LowRank(rank=rank, rounds=2, min_saving=min_saving, seed=seed)
-    return remembered(memory, warmup, Project(frame=frame, wire=as_wire(wire)))
+    low = LowRank(rank=rank, rounds=2, min_saving=read_number(min_saving), seed=seed)
+    return _projected(low, shared)
 
 
-@schedulable
+@recipe()
 def acpsgd(
-    rank: int | Callable[[int], float] = 4,
-    *,
-    min_saving: float = 1.0,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-    seed: int = 0,
+    rank: Whole = 4, *, min_saving: Number = 1.0, seed: int = 0, **shared: Unpack[Wired]
 ) -> Reducer:
-    """Low rank, the factors averaged in turn: one all-reduce a bucket.
+    """Low rank: the two factors averaged in turn.
+
+    One all-reduce per bucket, where `powersgd` has two.
+
+    Args:
+        rank: Columns of a factor.
+        min_saving: A matrix goes whole unless its factors are so many times smaller.
+        seed: Seed of the first factors.
+        **shared: See `thinwire.recipes.options.Wired`.
+
+    Example:
+        acpsgd(rank=8, memory="momentum")
 
     Source: Zhang et al., ICDCS 2023, arXiv 2306.08881.
     """
-    frame = LowRank(rank=rank, rounds=1, min_saving=min_saving, seed=seed)
-    return remembered(memory, warmup, Project(frame=frame, wire=as_wire(wire)))
+    low = LowRank(rank=rank, rounds=1, min_saving=read_number(min_saving), seed=seed)
+    return _projected(low, shared)
+
+
+def _projected(basis: Frame, shared: Wired) -> Reducer:
+    inner = Project(frame=basis, wire=as_wire(shared["wire"]))
+    return frame(route_dense(inner, shared), shared)

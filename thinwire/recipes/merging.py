@@ -2,118 +2,115 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from thinwire.bucket import by_region, whole
 from thinwire.collectives.gtopk import GTopK
 from thinwire.collectives.oktopk import OkTopk
 from thinwire.collectives.slots import Slots
 from thinwire.collectives.spardl import BlockQuota
 from thinwire.collectives.split import SplitReduce
-from thinwire.protocols import Memory, Reducer
-from thinwire.recipes.options import Densities, Merge, merge, schedulable, sparse
+from thinwire.protocols import Reducer
+from thinwire.recipes.frame import sparse
+from thinwire.recipes.options import Densities, Sparse, read_collective
+from thinwire.recipes.recipe import recipe
 from thinwire.selectors.threshold import Threshold, exact
 from thinwire.selectors.topk import topk as _topk
-from thinwire.wire import Wire
-from thinwire.wire import wire as as_wire
 
 _TREE = GTopK(tree=True)
 
 
-@schedulable
-def gtopk(
-    density: Densities = 0.01,
-    *,
-    tree: bool = False,
-    collective: Merge = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-) -> Reducer:
-    """The largest entries of the sum of all, found by swapping lists and selecting again.
+@recipe()
+def gtopk(density: Densities = 0.01, *, tree: bool = False, **shared: Unpack[Sparse]) -> Reducer:
+    """The largest entries of the sum, merged in pairs.
 
-    With `tree` lists are merged towards rank 0, as the paper does.
+    Pairs of ranks swap lists and select again from the sum.
+
+    Args:
+        density: Share of the entries of a bucket that are kept.
+        tree: Merge lists towards rank 0 and broadcast, as the paper does.
+        **shared: See `thinwire.recipes.options.Sparse`.
+
+    Example:
+        gtopk(density=Ramp(start=0.25, end=0.01, steps=500), wire="int8+auto")
+
     Source: Shi et al., ICDCS 2019, arXiv 1901.04359.
     """
-    if tree and merge(collective, ragged=False, own=_TREE) != _TREE:
+    collective = shared["collective"]
+    if tree and read_collective(collective, ragged=False, own=_TREE) != _TREE:
         raise ValueError(f"tree is gtopk's own collective, got collective={collective!r} too")
-    return sparse(
-        _topk, whole, density=density, collective=collective, own=GTopK(tree=tree), memory=memory,
-        wire=wire, warmup=warmup, ragged=False,
-    )  # fmt: skip
+    return sparse(_topk, whole, density, shared, ragged=False, own=GTopK(tree=tree))
 
 
-@schedulable
-def topkdsa(
-    density: Densities = 0.01,
-    *,
-    collective: Merge = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-) -> Reducer:
-    """The largest entries of every rank, summed by owners of regions, dense where they fill up.
+@recipe()
+def topkdsa(density: Densities = 0.01, **shared: Unpack[Sparse]) -> Reducer:
+    """The largest entries of every rank, summed by region.
+
+    Every rank owns a region and sums what others send it, densely where it fills up.
+
+    Args:
+        density: Share of the entries of a bucket that are chosen.
+        **shared: See `thinwire.recipes.options.Sparse`.
+
+    Example:
+        topkdsa(density=0.02)
 
     Source: SparCML, Renggli et al., SC 2019, arXiv 1802.08021; named in Ok-Topk, arXiv 2201.07598.
     """
-    return sparse(
-        _topk, whole, density=density, collective=collective, own=SplitReduce(), memory=memory,
-        wire=wire, warmup=warmup, ragged=False,
-    )  # fmt: skip
+    return sparse(_topk, whole, density, shared, ragged=False, own=SplitReduce())
 
 
-@schedulable
-def oktopk(
-    density: Densities = 0.01,
-    *,
-    collective: Merge = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-) -> Reducer:
-    """About the largest entries of the sum, from owners of regions of equal load, as published.
+@recipe()
+def oktopk(density: Densities = 0.01, **shared: Unpack[Sparse]) -> Reducer:
+    """About the largest entries of the sum, as published.
 
-    Thresholds are exact in one step of 32 and reused in between. `slots` needs no such
-    steps: all of them send the same. Source: Li & Hoefler, PPoPP 2022, arXiv 2201.07598.
+    Owners of regions of equal load keep the largest. Thresholds are exact in one step of 32 and
+    reused in between. `slots` needs no such steps: all of them send the same.
+
+    Args:
+        density: Share of the entries of a bucket that are kept.
+        **shared: See `thinwire.recipes.options.Sparse`.
+
+    Example:
+        oktopk(density=0.02)
+
+    Source: Li & Hoefler, PPoPP 2022, arXiv 2201.07598.
     """
     pick = Threshold(estimate=exact, refresh=32, nudge=1.012, correct=None, capacity=4 / 3)
-    return sparse(
-        pick, whole, density=density, collective=collective, own=OkTopk(), memory=memory,
-        wire=as_wire(wire, "int32"), warmup=warmup,
-    )  # fmt: skip
+    return sparse(pick, whole, density, shared, own=OkTopk())
 
 
-@schedulable
-def slots(
-    density: Densities = 0.01,
-    *,
-    collective: Merge = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-) -> Reducer:
-    """About the largest entries of the sum, in two exchanges of coded slots of fixed size.
+@recipe()
+def slots(density: Densities = 0.01, **shared: Unpack[Sparse]) -> Reducer:
+    """As oktopk, in two exchanges of slots of fixed size.
 
-    Owners of regions keep what they drop. Source: our own, after Ok-Topk (docs/communication.md).
+    Owners of regions keep what they drop. Where `wire` names no index code, it is "auto".
+
+    Args:
+        density: Share of the entries of a bucket that are kept.
+        **shared: See `thinwire.recipes.options.Sparse`.
+
+    Example:
+        slots(density=Ramp(start=0.3, end=0.01, steps=700), wire="int8")
+
+    Source: our own, after Ok-Topk (docs/communication.md).
     """
-    return sparse(
-        _topk, whole, density=density, collective=collective, own=Slots(), memory=memory,
-        wire=as_wire(wire, "auto"), warmup=warmup,
-    )  # fmt: skip
+    return sparse(_topk, whole, density, shared, own=Slots(), indices="auto")
 
 
-@schedulable
-def spardl(
-    density: Densities = 0.01,
-    *,
-    collective: Merge = None,
-    memory: str | Memory = "residual",
-    wire: str | Wire = "fp32",
-    warmup: int = 0,
-) -> Reducer:
-    """The largest entries of the sum in every one of P blocks, cut to that at every hop.
+@recipe()
+def spardl(density: Densities = 0.01, **shared: Unpack[Sparse]) -> Reducer:
+    """The largest entries of the sum in each of P blocks.
+
+    With P workers every block is cut to its share of the density at every hop.
+
+    Args:
+        density: Share of the entries of a bucket that are kept.
+        **shared: See `thinwire.recipes.options.Sparse`.
+
+    Example:
+        spardl(density=0.02, wire="bf16+rice")
 
     Source: Zhao et al. 2023, arXiv 2304.00737.
     """
-    return sparse(
-        _topk, by_region, density=density, collective=collective, own=BlockQuota(), memory=memory,
-        wire=wire, warmup=warmup,
-    )  # fmt: skip
+    return sparse(_topk, by_region, density, shared, own=BlockQuota())

@@ -1,17 +1,16 @@
-"""What recipes share: how `memory=`, `wire=`, `collective=` and `density=` are read and checked."""
+"""The options that recipes share: what they mean, their defaults, and how they are read.
+
+A recipe takes `**shared: Unpack[Sparse]`, so each of these is written down once, here.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict
 
-import torch
-
-from thinwire.bucket import Bucket, View
+from thinwire.bucket import View, by_layer, whole
 from thinwire.collectives.cheapest import Cheapest
 from thinwire.collectives.gather import AllGather
 from thinwire.collectives.gtopk import GTopK
@@ -19,17 +18,73 @@ from thinwire.collectives.oktopk import OkTopk
 from thinwire.collectives.slots import Slots
 from thinwire.collectives.spardl import BlockQuota
 from thinwire.collectives.split import SplitReduce
-from thinwire.collectives.two_level import ByNode, TwoLevel, told
-from thinwire.combinators import Remember, Rule, Scheduled, Warmup
-from thinwire.layout import Layout, Slot
+from thinwire.collectives.two_level import TwoLevel
+from thinwire.combinators import Rule
+from thinwire.layout import Slot
 from thinwire.memory import MomentumCorrected, Residual
-from thinwire.protocols import Collective, Memory, Reducer, Selector
-from thinwire.reducers import Select
-from thinwire.schedule import ByParameter, Density, Number, Which, checked_flag
+from thinwire.protocols import Collective, CollectivePromises, Memory, Selector, promised
+from thinwire.schedule import ByParameter, Density, Number, Which
+from thinwire.selectors.drift import Drifting
+from thinwire.selectors.topk import topk
 from thinwire.wire import Wire
-from thinwire.wire import wire as as_wire
 
 Merge = str | Collective | TwoLevel | None
+Densities = Number | Mapping[Which, Number]  # one, or one for each pattern or rule
+Parameters = Rule | Sequence[str]  # a rule, or patterns that are found in names
+
+
+class Shared(TypedDict, total=False):
+    """Options of every recipe but `dense`.
+
+    Args:
+        memory: What becomes of values that are not sent. "residual" adds them to the next gradient.
+            "momentum" applies momentum before that, and the optimizer must have none. "none" drops
+            them. Or a memory with its options, such as Residual(learning_rate=True).
+        warmup: Steps at the start that average densely.
+        dense: Parameters that are averaged exactly: a rule such as `vectors`, or a list of patterns
+            to find in their names.
+        no_feedback: Parameters that keep no residual: a rule, or a list of patterns.
+    """
+
+    memory: str | Memory
+    warmup: int
+    dense: Parameters | None
+    no_feedback: Parameters
+
+
+class Wired(Shared, total=False):
+    """Options of recipes whose values may be coded.
+
+    Args:
+        wire: How values travel, and after a plus how indices do: "fp32", "bf16", "int8+auto".
+    """
+
+    wire: str | Wire
+
+
+class Sparse(Wired, total=False):
+    """Options of every sparse recipe.
+
+    Args:
+        collective: Who adds up what ranks have chosen: "gather", "gtopk", "tree", "topkdsa",
+            "oktopk", "slots", "spardl", "two_level(8)" for nodes of 8 workers, or a collective with
+            its options. "cheapest" sends each parameter by all-reduce or by all-gather, whichever
+            is fewer bytes. None is the recipe's own.
+        partial: Time sparse and dense for some steps, then send densely what compression does not
+            speed up. The others send less, so that the total stays the same.
+        estimate: Reuse the threshold of exact top-k until it has drifted. A number is the first
+            interval in steps, True is 5. It costs more time than it saves (docs/algorithms.md).
+    """
+
+    collective: Merge
+    partial: bool
+    estimate: bool | int
+
+
+USUAL: dict[str, Any] = {
+    "memory": "residual", "warmup": 0, "dense": None, "no_feedback": (), "wire": "fp32",
+    "collective": None, "partial": False, "estimate": False,
+}  # fmt: skip
 COLLECTIVES: dict[str, Callable[[bool], Collective | TwoLevel]] = {  # by whether counts vary
     "gather": lambda ragged: AllGather(ragged=ragged),
     "gtopk": lambda ragged: GTopK(ragged=ragged),
@@ -41,8 +96,6 @@ COLLECTIVES: dict[str, Callable[[bool], Collective | TwoLevel]] = {  # by whethe
     "cheapest": lambda ragged: Cheapest(),
     "two_level": lambda ragged: TwoLevel(),
 }
-Recipe = TypeVar("Recipe", bound=Callable[..., Reducer])
-Densities = Number | Mapping[Which, Number]  # one, or one for each pattern or rule
 
 
 @dataclass(frozen=True)
@@ -55,39 +108,7 @@ class Named:
         return any(re.search(pattern, slot.name) for pattern in self.patterns)
 
 
-# These take schedules by themselves; these say when, and cannot change with when it is.
-_OWN = {"density", "rank", "decay"}
-_FIXED = {"warmup", "seed", "every", "steps", "ramp"}
-
-
-def schedulable(recipe: Recipe) -> Recipe:
-    """Let every number of a recipe be a schedule, whether its parts know of steps or not.
-
-    What is true or false must be one of these.
-    """
-    known = inspect.signature(recipe)
-    numbers = {
-        name
-        for name, option in known.parameters.items()
-        if re.search(r"\b(int|float)\b", str(option.annotation)) and "bool" not in option.annotation
-    } - (_OWN | _FIXED)  # fmt: skip
-    flags = {name for name, o in known.parameters.items() if o.annotation in (bool, "bool")}
-
-    @functools.wraps(recipe)
-    def built(*args: Any, **keywords: Any) -> Reducer:
-        given = known.bind(*args, **keywords).arguments
-        for name in flags & set(given):
-            checked_flag(name, given[name])
-        moving = {name: n for name, n in given.items() if name in numbers and callable(n)}
-        if not moving:
-            return recipe(*args, **keywords)
-        rest = {name: value for name, value in given.items() if name not in moving}
-        return Scheduled(recipe, tuple(moving.items()), tuple(rest.items()))
-
-    return built  # type: ignore[return-value]
-
-
-def rule(option: str, given: Rule | Sequence[str]) -> Rule:
+def read_rule(option: str, given: Parameters) -> Rule:
     """A rule of the caller's: a function of the slot, or patterns for its name."""
     if callable(given):
         return given
@@ -105,50 +126,28 @@ def rule(option: str, given: Rule | Sequence[str]) -> Rule:
     return Named(tuple(given))
 
 
-def sent_whole(layout: Layout, over: View, density: Density) -> bool:
-    """Whether a view keeps every entry anyway; of a density that changes, nothing can be said."""
-    numbers = [n for _, n in density.rules] if isinstance(density, ByParameter) else [density]
-    if any(callable(number) for number in numbers):
-        return False
-    flat = torch.empty(layout.numel, device="meta")
-    pieces = over(Bucket(flat=flat, layout=layout, state={}), density)
-    return all(piece.k == piece.rows.shape[1] for piece in pieces)
-
-
-def densities(density: Densities) -> Density:
+def read_density(density: Densities) -> Density:
+    """One density, or one for each of several patterns and rules."""
     return ByParameter.of(density) if isinstance(density, Mapping) else density
 
 
-def merge(collective: Merge, *, ragged: bool, own: Collective | None = None) -> Collective:
+def read_collective(
+    collective: Merge, *, ragged: bool, own: Collective | None = None
+) -> Collective:
     """The caller's collective, or the recipe's own: an all-gather that takes the counts it has."""
-    given = _named(collective, ragged) if isinstance(collective, str) else collective
+    given = named_collective(collective, ragged) if isinstance(collective, str) else collective
     collective = given.between if isinstance(given, TwoLevel) else given
     if collective is not None and not callable(getattr(collective, "sum", None)):
         raise ValueError(f"collective must have sum(...), e.g. AllGather(), got {collective!r}")
-    if ragged and not getattr(collective, "ragged", True):
+    if ragged and not promised(CollectivePromises, collective).ragged:
         raise ValueError(
             f"this recipe's counts vary, got collective={collective!r}; use AllGather(ragged=True)"
         )
     return collective or own or AllGather(ragged=ragged)
 
 
-def check_zero(collective: Collective, wire: Wire) -> None:
-    """Where some parameters may go dense, the zeros between what was chosen must stay zeros."""
-    if isinstance(collective, Cheapest) and not wire.values.keeps_zero:
-        raise ValueError(
-            f"{wire.values!r} has no zero, so no parameter could go dense and the cheapest "
-            "collective would always gather; use another wire, such as wire='int8', or "
-            "collective='gather'"
-        )
-
-
-def by_node(collective: Merge, inner: Reducer) -> Reducer:
-    """Around what selects, if the caller wants two levels."""
-    given = _named(collective, ragged=True) if isinstance(collective, str) else collective
-    return ByNode(inner, told(given.nodes)) if isinstance(given, TwoLevel) else inner
-
-
-def _named(name: str, ragged: bool) -> Collective | TwoLevel:
+def named_collective(name: str, ragged: bool) -> Collective | TwoLevel:
+    """The collective of that name, for counts that vary or do not."""
     size = re.fullmatch(r"two_level\((\d+)\)", name)
     if size:
         return TwoLevel(nodes=int(size[1]))
@@ -160,33 +159,8 @@ def _named(name: str, ragged: bool) -> Collective | TwoLevel:
     return COLLECTIVES[name](ragged)
 
 
-def sparse(
-    pick: Selector,
-    over: View,
-    *,
-    density: Densities,
-    collective: Merge,
-    memory: str | Memory,
-    wire: str | Wire,
-    warmup: int,
-    ragged: bool = True,
-    own: Collective | None = None,
-) -> Reducer:
-    """The frame of every sparse recipe: one Select, with a memory around it."""
-    merged, coded = merge(collective, ragged=ragged, own=own), as_wire(wire)
-    check_zero(merged, coded)
-    select = Select(pick=pick, over=over, density=densities(density), collective=merged, wire=coded)
-    return remembered(memory, warmup, by_node(collective, select))
-
-
-def remembered(memory: str | Memory, warmup: int, inner: Reducer) -> Reducer:
-    """Memory outside, warm-up inside it: a dense step delivers the residual at once."""
-    inner = inner if warmup == 0 else Warmup(warmup, inner)
-    kept = named_memory(memory)
-    return inner if kept is None else Remember(inner, kept)
-
-
-def named_memory(memory: str | Memory) -> Memory | None:
+def read_memory(memory: str | Memory) -> Memory | None:
+    """The memory of that name, or the memory itself; None if nothing is kept."""
     if memory == "none":
         return None
     if memory == "residual":
@@ -200,3 +174,23 @@ def named_memory(memory: str | Memory) -> Memory | None:
         )
     assert not isinstance(memory, str)
     return memory
+
+
+def read_estimate(estimate: bool | int, pick: Selector, over: View) -> Selector:
+    """The selector itself, or one that reuses its threshold."""
+    whole_number = isinstance(estimate, int) and estimate >= 1
+    if not isinstance(estimate, bool) and not whole_number:
+        raise ValueError(
+            f"estimate must be True, False or a first interval of turns, got {estimate!r}"
+        )
+    if estimate is False:
+        return pick
+    if pick is not topk or over not in (by_layer, whole):
+        raise ValueError(
+            f"estimate is for exact top-k of whole layers or buckets, got estimate={estimate!r} "
+            "with a recipe that chooses otherwise; use topk(estimate=True) or "
+            "adtopk(interleave=True, estimate=True)"
+        )
+    return (
+        Drifting() if estimate is True else Drifting(interval=estimate, shortest=min(5, estimate))
+    )

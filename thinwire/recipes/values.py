@@ -1,168 +1,235 @@
-"""Everything travels, in fewer bits: every value method as one expression.
-
-Parameters for which `dense` holds (a rule as `vectors`, or patterns) are averaged exactly.
-"""
+"""Everything travels, in fewer bits: every value method as one expression."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
-from thinwire.combinators import Route, Rule
 from thinwire.combinators import dense as _dense
 from thinwire.frames.shared import Identity
-from thinwire.protocols import Memory, Reducer
-from thinwire.recipes.options import remembered, rule, schedulable
+from thinwire.protocols import Reducer
+from thinwire.recipes.frame import frame, route_dense
+from thinwire.recipes.options import Shared
+from thinwire.recipes.recipe import recipe
 from thinwire.reducers import Project
+from thinwire.schedule import Number, Whole, read_number
 from thinwire.wire import Wire
 from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, OneBit, Signs
 from thinwire.wire.values import Bf16, Half, ValueCodec
 
-Exact = Rule | Sequence[str] | None
 
-
+@recipe()
 def dense() -> Reducer:
     """Plain averaging: what DDP does by itself.
+
+    Example:
+        dense()
 
     Source: none needed.
     """
     return _dense()
 
 
-def half(*, memory: str | Memory = "none", warmup: int = 0) -> Reducer:
-    """16 bits a value (IEEE half, scaled by a power of two), summed in single precision.
+@recipe(memory="none")
+def half(**shared: Unpack[Shared]) -> Reducer:
+    """16 bits per value: IEEE half, scaled, summed in fp32.
+
+    The scale is a power of two, and without a memory nothing is kept back.
+
+    Args:
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        half()
 
     Source: Micikevicius et al., ICLR 2018, arXiv 1710.03740.
     """
-    return _rounded(Half(), memory, warmup)
+    return _coded(Half(), shared)
 
 
-def bf16(*, memory: str | Memory = "none", warmup: int = 0) -> Reducer:
-    """16 bits a value (bfloat16), summed in single precision.
+@recipe(memory="none")
+def bf16(**shared: Unpack[Shared]) -> Reducer:
+    """16 bits per value: bfloat16, summed in fp32.
+
+    Args:
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        bf16(memory="residual")
 
     Source: Kalamkar et al. 2019, arXiv 1905.12322.
     """
-    return _rounded(Bf16(), memory, warmup)
+    return _coded(Bf16(), shared)
 
 
-@schedulable
-def fp8(
-    *,
-    block: int = 256,
-    dense: Exact = None,
-    memory: str | Memory = "residual",
-    warmup: int = 0,
-) -> Reducer:
-    """8 bits a value (e4m3) and a scale a block.
+@recipe()
+def fp8(*, block: Whole = 256, **shared: Unpack[Shared]) -> Reducer:
+    """8 bits per value (e4m3), with one scale per block.
+
+    Args:
+        block: Values that share a scale.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        fp8(block=128)
 
     Source: Micikevicius et al. 2022, arXiv 2209.05433.
     """
-    return _rounded(Fp8(block), memory, warmup, dense)
+    return _coded(Fp8(read_number(block)), shared)
 
 
-@schedulable
-def int8(
-    *,
-    block: int = 256,
-    dense: Exact = None,
-    memory: str | Memory = "residual",
-    warmup: int = 0,
-) -> Reducer:
-    """8 bits a value, rounded to the nearest of 255 levels of a block's largest.
+@recipe()
+def int8(*, block: Whole = 256, **shared: Unpack[Shared]) -> Reducer:
+    """8 bits per value: 255 levels of a block's largest.
+
+    Args:
+        block: Values that share a scale.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        int8(dense=["norm"])
 
     Source: Dettmers, ICLR 2016, arXiv 1511.04561; blocks as in ZeRO++, arXiv 2306.10209.
     """
-    return _rounded(Int8(block), memory, warmup, dense)
+    return _coded(Int8(read_number(block)), shared)
 
 
-def natural(
-    *,
-    seed: int = 0,
-    dense: Exact = None,
-    memory: str | Memory = "residual",
-    warmup: int = 0,
-) -> Reducer:
-    """8 bits a value: sign and exponent, the mantissa rounded at random.
+@recipe()
+def int4(*, block: Whole = 192, **shared: Unpack[Shared]) -> Reducer:
+    """4 bits per value: the nearest of 15 levels.
+
+    A block's scale is fitted by least squares. Under feedback this loses far less than rounding at
+    random, as `qsgd` does.
+
+    Args:
+        block: Values that share a scale.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        int4(block=128)
+
+    Source: our own, after QSGD (arXiv 1610.02132) and error feedback (arXiv 1901.09847).
+    """
+    levels = Levels(bits=4, block=read_number(block), norm="max", fitted=True, nearest=True)
+    return _coded(levels, shared)
+
+
+@recipe()
+def natural(*, seed: int = 0, **shared: Unpack[Shared]) -> Reducer:
+    """8 bits per value: sign and exponent, rounded at random.
+
+    Args:
+        seed: Seed of the rounding.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        natural(seed=1)
 
     Source: Horvath et al., MSML 2022, arXiv 1905.10988.
     """
-    return _rounded(Natural(seed=seed), memory, warmup, dense)
+    return _coded(Natural(seed=seed), shared)
 
 
-@schedulable
+@recipe()
 def qsgd(
-    bits: int = 4,
+    bits: Whole = 4,
     *,
-    block: int = 512,
+    block: Whole = 512,
     norm: str = "max",
     seed: int = 0,
-    dense: Exact = None,
-    memory: str | Memory = "residual",
-    warmup: int = 0,
+    **shared: Unpack[Shared],
 ) -> Reducer:
-    """A few levels of a block's largest, rounded at random; without memory unbiased, as published.
+    """2, 4 or 8 bits per value, rounded at random.
 
-    The theorem is of the block's norm (`norm="l2"`), which loses far more. With a memory the scale
-    is fitted by least squares, so that the error cannot grow.
+    Without a memory the mean is unbiased, as published. With one the scale is fitted by least
+    squares, so that the error cannot grow.
+
+    Args:
+        bits: Bits per value: 2, 4 or 8.
+        block: Values that share a scale.
+        norm: "max" scales by the largest of a block. "l2" scales by its norm, as in the theorem,
+            and loses far more.
+        seed: Seed of the rounding.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        qsgd(bits=Piecewise((1000,), (8, 4)))
+
     Source: Alistarh et al., NeurIPS 2017, arXiv 1610.02132.
     """
-    fitted = memory != "none"
-    return _rounded(
-        Levels(bits=bits, block=block, norm=norm, fitted=fitted, seed=seed), memory, warmup, dense
+    fitted = shared["memory"] != "none"
+    levels = Levels(
+        bits=read_number(bits), block=read_number(block), norm=norm, fitted=fitted, seed=seed
     )
+    return _coded(levels, shared)
 
 
-@schedulable
+@recipe()
 def terngrad(
     *,
-    clip: float | None = 2.5,
-    block: int = 512,
+    clip: Number | None = 2.5,
+    block: Whole = 512,
     seed: int = 0,
-    dense: Exact = None,
-    memory: str | Memory = "residual",
-    warmup: int = 0,
+    **shared: Unpack[Shared],
 ) -> Reducer:
-    """2 bits a value: -1, 0 or 1 times a block's largest, at random; values held at `clip` sigma.
+    """2 bits per value: -1, 0 or 1 times a block's largest.
 
-    With a memory the scale is fitted by least squares, so that the error cannot grow.
+    Rounding is random. With a memory the scale is fitted by least squares, so that the error cannot
+    grow.
+
+    Args:
+        clip: Values are held within so many standard deviations. None leaves them as they are.
+        block: Values that share a scale.
+        seed: Seed of the rounding.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        terngrad(dense=vectors)
+
     Source: Wen et al., NeurIPS 2017, arXiv 1705.07878.
     """
-    fitted = memory != "none"
-    codec = Levels(bits=2, block=block, norm="max", clip=clip, fitted=fitted, seed=seed)
-    return _rounded(codec, memory, warmup, dense)
+    levels = Levels(
+        bits=2, block=read_number(block), norm="max", clip=read_number(clip),
+        fitted=shared["memory"] != "none", seed=seed,
+    )  # fmt: skip
+    return _coded(levels, shared)
 
 
-@schedulable
-def signsgd(
-    *,
-    block: int = 512,
-    dense: Exact = None,
-    memory: str | Memory = "residual",
-    warmup: int = 0,
-) -> Reducer:
-    """1 bit a value: its sign, times the mean magnitude of its block (EF-signSGD).
+@recipe()
+def signsgd(*, block: Whole = 512, **shared: Unpack[Shared]) -> Reducer:
+    """1 bit per value: the sign, times its block's mean.
+
+    This is EF-signSGD: the mean is that of magnitudes.
+
+    Args:
+        block: Values that share a scale.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        signsgd(memory="momentum")
 
     Source: Karimireddy et al., ICML 2019, arXiv 1901.09847.
     """
-    return _rounded(Signs(block), memory, warmup, dense)
+    return _coded(Signs(read_number(block)), shared)
 
 
-@schedulable
-def onebit(
-    *,
-    block: int = 512,
-    dense: Exact = None,
-    memory: str | Memory = "residual",
-    warmup: int = 0,
-) -> Reducer:
-    """1 bit a value: the mean of its block's positive or of its negative numbers (1-bit SGD).
+@recipe()
+def onebit(*, block: Whole = 512, **shared: Unpack[Shared]) -> Reducer:
+    """1 bit per value: a block's mean above or below zero.
+
+    This is 1-bit SGD: two means per block.
+
+    Args:
+        block: Values that share two means.
+        **shared: See `thinwire.recipes.options.Shared`.
+
+    Example:
+        onebit(dense=vectors)
 
     Source: Seide et al., Interspeech 2014.
     """
-    return _rounded(OneBit(block), memory, warmup, dense)
+    return _coded(OneBit(read_number(block)), shared)
 
 
-def _rounded(codec: ValueCodec, memory: str | Memory, warmup: int, dense: Exact = None) -> Reducer:
-    coded: Reducer = Project(frame=Identity(), wire=Wire(values=codec))
-    if dense is not None:
-        coded = Route(rule("dense", dense), _dense(), coded)
-    return remembered(memory, warmup, coded)
+def _coded(codec: ValueCodec, shared: Shared) -> Reducer:
+    coded = Project(frame=Identity(), wire=Wire(values=codec))
+    return frame(route_dense(coded, shared), shared)

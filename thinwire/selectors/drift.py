@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.selectors.threshold import Memo, above, exact, magnitudes, settled
+from thinwire.selectors.threshold import Memo, above, exact, magnitudes, settle_threshold
 
 CHANGES = (2, 1, -1, -2)  # of the interval, by how far the threshold has drifted
 TOLERANCE = 0.1  # epsilon as a share of the threshold
@@ -59,7 +59,7 @@ class Drifting:
         over = turn >= int(state.get("due", self.warmup + self.interval - 1))
         if turn < self.warmup or over or state.get("k") != k:
             return self._exactly(rows, size, k, state, vote=over)
-        theta, _ = settled(size, k, float(state["threshold"]), BOUNDS, state)
+        theta, _ = settle_threshold(size, k, float(state["threshold"]), BOUNDS, state)
         state["threshold"] = theta
         return above(size, theta, int(BOUNDS[1] * k))
 
@@ -81,12 +81,12 @@ class Drifting:
     def _exactly(self, rows: Tensor, size: Tensor, k: int, state: Memo, vote: bool) -> Tensor:
         theta = exact(size, k, state)
         if vote:
-            state["vote"] = _drifted(float(state.get("anchor", theta)), theta)
+            state["vote"] = _rank_drift(float(state.get("anchor", theta)), theta)
         state.update(threshold=theta, anchor=theta, k=k)
         return kernels.topk(rows, k)
 
 
-def _drifted(before: float, now: float) -> int:
+def _rank_drift(before: float, now: float) -> int:
     """How far, as a place in CHANGES."""
     drift, epsilon = abs(before - now), TOLERANCE * before
     return (drift >= epsilon / 2) + (drift >= epsilon) + (drift > 2 * epsilon)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.schedule import checked_flag
+from thinwire.schedule import checked_flag, checked_whole
 from thinwire.selectors.threshold import Memo
 
 FIRST = 0.25  # what the first of several stages lets through
@@ -72,10 +72,7 @@ class Sidco:
         checked_flag("adapt", self.adapt)
         if self.fit not in FITS:
             raise ValueError(f"fit must be one of {', '.join(FITS)}, got {self.fit!r}")
-        if isinstance(self.stages, bool) or not isinstance(self.stages, int) or self.stages < 1:
-            raise ValueError(
-                f"stages must be a whole number of at least 1, got {self.stages!r}; 2 is usual"
-            )
+        checked_whole("stages", self.stages, 1, "a number of stages; 2 is usual")
 
     def __call__(self, size: Tensor, k: int, state: Memo) -> float:
         stages = self._stages(size.numel(), k, state) if self.adapt else self.stages

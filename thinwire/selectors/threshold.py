@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.schedule import checked_whole
 
 Memo = MutableMapping[str, Any]
 Estimator = Callable[[Tensor, int, Memo], float]  # magnitudes (n,), k, state -> threshold
@@ -47,8 +48,7 @@ class Threshold:
     capacity: float = 2.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.refresh, bool) or not isinstance(self.refresh, int) or self.refresh < 1:
-            raise ValueError(f"refresh must be a number of steps, 1 or more, got {self.refresh!r}")
+        checked_whole("refresh", self.refresh, 1, "a number of steps; 1 estimates in every one")
         if not self.nudge >= 1:
             raise ValueError(f"nudge must be at least 1.0 (no nudge), got {self.nudge!r}")
         if not isinstance(self.capacity, int | float) or not self.capacity >= 1:
@@ -69,14 +69,16 @@ class Threshold:
         state["age"] = 1 if fresh else state["age"] + 1
         state["k"] = k
         theta = self.estimate(size, k, state) if fresh else float(state["threshold"])
-        theta, count = settled(size, k, theta, self.correct, state)
-        state["threshold"] = theta if fresh else theta * self._nudged(count / k)
+        theta, count = settle_threshold(size, k, theta, self.correct, state)
+        state["threshold"] = theta if fresh else theta * nudge(count / k, self.nudge, 5 / 4)
         return above(size, theta, int(self.capacity * k))
 
-    def _nudged(self, share: float) -> float:
-        if share > 5 / 4:
-            return self.nudge
-        return 1 / self.nudge if share < 2 / 3 else 1.0
+
+def nudge(share: float, factor: float, most: float) -> float:
+    """What a threshold is multiplied by if it let `share` times k through (Ok-Topk)."""
+    if share > most:
+        return factor
+    return 1 / factor if share < 2 / 3 else 1.0
 
 
 def magnitudes(rows: Tensor) -> Tensor:  # (1, n) -> (n,)
@@ -89,7 +91,7 @@ def magnitudes(rows: Tensor) -> Tensor:  # (1, n) -> (n,)
     return rows[0].abs().to(torch.promote_types(rows.dtype, torch.float32))
 
 
-def settled(
+def settle_threshold(
     size: Tensor, k: int, theta: float, bounds: tuple[float, float] | None, state: Memo
 ) -> tuple[float, int]:
     """A threshold that lets through between low and high times k, and how many that is.

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.draws import shared_seed
-from thinwire.kernels.scales import BROKEN
+from thinwire.kernels.reference.scales import BROKEN
+from thinwire.layout import shared_seed
 from thinwire.protocols import WireError
-from thinwire.schedule import checked_flag
+from thinwire.schedule import checked_flag, checked_whole
 from thinwire.wire.packing import Ends, blocks_of, edges_of, packed_bytes, unpacked
 from thinwire.wire.values import ValueCodec, as_numbers
 
@@ -130,7 +130,7 @@ class OneBit:
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """Whole multiples of scale / s, s = 2^(bits-1) - 1, rounded up or down at random.
+    """Whole multiples of scale / s, s = 2^(bits-1) - 1: up or down at random, or the `nearest`.
 
     The scale is the block's norm (`"l2"`, QSGD) or its largest magnitude (`"max"`, TernGrad), of
     numbers held at `clip` standard deviations. The expectation is the number itself; but the error
@@ -144,6 +144,7 @@ class Levels:
     norm: str = "l2"
     clip: float | None = None
     fitted: bool = True
+    nearest: bool = False
     seed: int = 0
     ends: Ends = field(default=(), repr=False)
     exact: ClassVar[bool] = False
@@ -154,6 +155,7 @@ class Levels:
         if self.bits not in (2, 4, 8):
             raise ValueError(f"bits must be 2, 4 or 8, got {self.bits!r}")
         checked_flag("fitted", self.fitted)
+        checked_flag("nearest", self.nearest)
         if self.norm not in ("l2", "max"):
             raise ValueError(f"norm must be 'l2' or 'max', got {self.norm!r}")
         if self.clip is not None and not (isinstance(self.clip, int | float) and self.clip > 0):
@@ -169,8 +171,9 @@ class Levels:
         return 4 * blocks_of(n, self.block, self.ends) + packed_bytes(n, self.bits)
 
     def encode(self, x: Tensor, salt: str = "") -> Tensor:
+        seed = None if self.nearest else shared_seed(self.seed, 0, salt)
         scale, codes = kernels.levels_encode(
-            x, self.block, self.levels, shared_seed(self.seed, 0, salt), _edges(self, x),
+            x, self.block, self.levels, seed, _edges(self, x),
             norm=self.norm, clip=self.clip, fitted=self.fitted,
         )  # fmt: skip
         return torch.cat([scale.view(torch.uint8), kernels.pack(codes, self.bits)])
@@ -237,5 +240,4 @@ def _read_scales(
 
 
 def _checked_block(block: int) -> None:
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise ValueError(f"block must be a whole number of at least 1, got {block!r}; 512 is usual")
+    checked_whole("block", block, 1, "a number of values; 512 is usual")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels.bits import BLOCK
+from thinwire.kernels.reference.bits import BLOCK
 from thinwire.protocols import WireError
 from thinwire.wire.packing import packed_bytes
 from thinwire.wire.values import as_numbers

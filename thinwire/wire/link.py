@@ -1,7 +1,7 @@
 """A comm that speaks payloads: collectives above it never see bytes.
 
 `note` is a short fixed-length message that rides on the first payload that reaches everybody:
-one bit a parameter, set if this rank had a gradient for it. `heard()` is the union.
+one bit a parameter, set if this rank had a gradient for it. `read_notes()` is the union.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from thinwire.comm.pairwise import Pairwise
 from thinwire.operand import working_dtype
 from thinwire.payload import Sparse
 from thinwire.protocols import Comm, Traffic
-from thinwire.wire import Wire, message
+from thinwire.wire import Span, Wire
 from thinwire.wire.blocks import cut
-from thinwire.wire.message import Span
 from thinwire.wire.packing import Ends, ends_within
+from thinwire.wire.slot import fit, slot, unslot
 from thinwire.wire.values import ValueCodec
 
 Chunk = tuple[int, ValueCodec]  # how many numbers, and their code
@@ -45,7 +45,7 @@ class Link:
         """From here on with messages between pairs, one after the other."""
         self.comm = Pairwise(self.comm)
 
-    def rounded(self, mine: Sparse, shared: str | None = None) -> Sparse:
+    def round(self, mine: Sparse, shared: str | None = None) -> Sparse:
         """What the others will read: the values after the wire's round trip.
 
         Ranks that hold the same numbers and must round them alike name the message (`shared`).
@@ -102,32 +102,31 @@ class Link:
         got = self.comm.all_gather(self._message(mine, spans[self.comm.rank]), sizes)
         return [self._read(data, mine, span) for data, span in zip(got, spans, strict=True)]
 
-    def fitted(self, mine: Sparse, span: Span, room: int) -> Sparse:
+    def fit(self, mine: Sparse, span: Span, room: int) -> Sparse:
         """As much of it as goes into a slot of so many bytes, rounded as others will read it."""
-        return self.rounded(message.fit(self.wire, mine, span, room))
+        return self.round(fit(self.wire, mine, span, room))
 
     def all_to_all_slots(self, parts: list[Sparse], spans: list[Span], room: int) -> list[Sparse]:
         """As `all_to_all`, of fitted parts, without a word on sizes: all are `room` bytes."""
         data = [
-            message.slot(self._message(part, span), room)
-            for part, span in zip(parts, spans, strict=True)
+            slot(self._message(part, span), room) for part, span in zip(parts, spans, strict=True)
         ]
         got = self.comm.all_to_all(data, [room] * self.comm.size)
         own = spans[self.comm.rank]
-        return [self._read(message.unslot(part), parts[0], own) for part in got]
+        return [self._read(unslot(part), parts[0], own) for part in got]
 
     def gather_slots(
         self, mine: Sparse, head: Tensor, spans: list[Span], room: int
     ) -> tuple[list[Sparse], list[Tensor]]:
         """Everyone's fitted payload in slots of `room` bytes, and the heads they came with."""
-        filled = message.slot(self._message(mine, spans[self.comm.rank]), room)
+        filled = slot(self._message(mine, spans[self.comm.rank]), room)
         front = head.view(torch.uint8)
         data = self._with_note(torch.cat([front, filled]))
         got = self.comm.all_gather(data, [data.numel()] * self.comm.size)
         parts = [self._without_note(part) for part in got]
         heads = [part[: front.numel()].clone().view(head.dtype) for part in parts]
         payloads = [
-            self._read(message.unslot(part[front.numel() :]), mine, span)
+            self._read(unslot(part[front.numel() :]), mine, span)
             for part, span in zip(parts, spans, strict=True)
         ]
         return payloads, heads
@@ -146,11 +145,11 @@ class Link:
 
     def receive(self, source: int, like: Sparse, entries: int | None) -> Sparse:
         """A payload from that rank; of so many entries, if that is known."""
-        return self._swapped(None, source, like, entries)
+        return self._swap(None, source, like, entries)
 
     def swap(self, mine: Sparse, partner: int, entries: int | None) -> Sparse:
         """My payload for the partner's."""
-        return self._swapped(partner, partner, mine, entries)
+        return self._swap(partner, partner, mine, entries)
 
     def pass_on(self, mine: Sparse, to: int, source: int) -> Sparse:
         """Mine to one rank, and what another has for me; nobody knows how much."""
@@ -158,7 +157,7 @@ class Link:
         assert got is not None
         return self._read(got, mine)
 
-    def _swapped(self, to: int | None, source: int, mine: Sparse, entries: int | None) -> Sparse:
+    def _swap(self, to: int | None, source: int, mine: Sparse, entries: int | None) -> Sparse:
         data = self._message(mine) if to is not None else self._nothing(mine.values)
         size = None
         if entries is not None and self.wire.fixed:
@@ -173,7 +172,7 @@ class Link:
         everyone = self.comm.all_gather(votes, [votes.numel()] * self.comm.size)
         return torch.stack(everyone).amax(dim=0)
 
-    def heard(self) -> Tensor | None:
+    def read_notes(self) -> Tensor | None:
         """Which parameters any rank had a gradient for, or None where nobody keeps track."""
         if self._note is not None and self._heard is None:
             notes = self.comm.all_gather(self._note, [self._note.numel()] * self.comm.size)
@@ -203,12 +202,12 @@ class Link:
         exact = own / world
         for rank, data in enumerate(got):
             if rank != mine:
-                exact.add_(_decoded(data, chunks[mine], x), alpha=1.0 / world)
+                exact.add_(_decode(data, chunks[mine], x), alpha=1.0 / world)
         data = self._with_note(self._chunk(exact, codec, width))
         everyone = map(self._without_note, self.comm.all_gather(data, [data.numel()] * world))
-        means = [_decoded(part, of, x) for part, of in zip(everyone, chunks, strict=True)]
+        means = [_decode(part, of, x) for part, of in zip(everyone, chunks, strict=True)]
         shares = [
-            _decoded(data, of, x) if data.numel() else own
+            _decode(data, of, x) if data.numel() else own
             for data, of in zip(sent, chunks, strict=True)
         ]
         shares[mine] = own + (means[mine] - exact) * world
@@ -221,10 +220,10 @@ class Link:
         return pad(data, (0, width - data.numel()))
 
     def _message(self, mine: Sparse, span: Span | None = None) -> Tensor:
-        return message.write(self.wire, mine, self._encode(mine.values), span or (0, mine.numel))
+        return self.wire.write(mine, self._encode(mine.values), span or (0, mine.numel))
 
     def _read(self, data: Tensor, like: Sparse, span: Span | None = None) -> Sparse:
-        return message.read(self.wire, data, span or (0, like.numel), like)
+        return self.wire.read(data, span or (0, like.numel), like)
 
     @staticmethod
     def _nothing(like: Tensor) -> Tensor:
@@ -250,7 +249,7 @@ class Link:
         return data[:cut]
 
 
-def _decoded(data: Tensor, chunk: Chunk, like: Tensor) -> Tensor:
+def _decode(data: Tensor, chunk: Chunk, like: Tensor) -> Tensor:
     n, codec = chunk
     return codec.decode(data[: codec.nbytes(n, like.element_size())], n, like.dtype)
 

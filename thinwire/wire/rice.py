@@ -1,7 +1,7 @@
 """Gaps between positions in adaptive Golomb-Rice code, and the choice of the smallest code.
 
-The code itself is a kernel (`kernels/rice.py` says how it is laid out). Golomb 1966; Rice & Plaunt
-1971.
+The code itself is a kernel: `kernels/reference/rice.py` says how it is laid out. Golomb 1966; Rice
+& Plaunt 1971.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels.rice import GROUP, MOST
+from thinwire.kernels.reference.rice import GROUP, MOST
 from thinwire.protocols import WireError
 from thinwire.wire.indices import Bitmap, Blocks, IndexCodec, Int32, smallest
 from thinwire.wire.packing import packed_bytes

@@ -1,0 +1,1 @@
+"""Plain torch: what every kernel computes, and what serves any device and precision."""

@@ -1,0 +1,66 @@
+"""How runs look in a terminal: their bars, and tables that fit its width."""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from rich.console import Group as Lines
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+
+def make_bars(on: Console, disable: bool = False) -> Progress:
+    """A recipe, its bar, steps, time left and a note; where room is scarce, figures have it."""
+    name, bar = ("{task.description:.28}", 20) if on.width >= 120 else ("{task.description:.10}", 5)
+    return Progress(
+        TextColumn(name, markup=False), BarColumn(bar_width=bar),
+        MofNCompleteColumn(), TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}"),
+        console=on, disable=disable,
+    )  # fmt: skip
+
+
+def lay_out(rows: list[list[str]], title: str | None, width: int) -> RenderableType:
+    """Rows, of which the first is the head, for a terminal. Brackets of recipes are no markup.
+
+    Where recipes would leave figures no room, numbers stand for them, and they below the table;
+    columns that still find none stand below the others.
+    """
+    head, *rest = rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    below = []
+    if widths[0] + sum(2 + wide for wide in widths[1:]) > width:
+        below = [f"{n}  {call}" for n, (call, *_) in enumerate(rest, 1)]
+        rest = [[str(n), *cells] for n, (_, *cells) in enumerate(rest, 1)]
+        widths[0] = len(head[0])
+    blocks = _split_columns(widths, width)
+    tables = [_make_table([[row[c] for c in block] for row in (head, *rest)]) for block in blocks]
+    tables[0].title = None if title is None else escape(title)
+    return Lines(*tables, *map(Text, below))
+
+
+def _split_columns(widths: list[int], room: int) -> list[list[int]]:
+    """Columns, as many beside the first as there is room for, in as many tables as it takes."""
+    blocks = [[0]]
+    for column in range(1, len(widths)):
+        beside = sum(2 + widths[c] for c in blocks[-1])
+        if len(blocks[-1]) > 1 and beside + widths[column] > room:
+            blocks.append([0])
+        blocks[-1].append(column)
+    return blocks
+
+
+def _make_table(rows: list[list[str]]) -> Table:
+    head, *rest = rows
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rest:
+        table.add_row(*map(escape, row))
+    return table

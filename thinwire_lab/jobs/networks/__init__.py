@@ -1,0 +1,1 @@
+"""The networks that the reference trainings use."""

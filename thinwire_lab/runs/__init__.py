@@ -1,0 +1,1 @@
+"""One training run: its loop, settings, checkpoints, logs, and how it is started and recorded."""

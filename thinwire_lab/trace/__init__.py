@@ -1,0 +1,1 @@
+"""Every message of a recipe: recorded, and named as a pattern."""
