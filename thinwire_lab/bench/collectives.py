@@ -2,7 +2,7 @@
 
 Selection, error feedback and codes included: what a training step would wait for. Contenders take
 turns; figures are means over a whole number of refresh periods, because some steps cost more. Over
-MPI this file is its own program: `mpirun -n 4 python -m thinwire_lab.bench.collectives '<trial>' rows.json`.
+MPI this file is its own program, started by mpirun with a trial and the file for its answer.
 """
 
 from __future__ import annotations
