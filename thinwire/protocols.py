@@ -194,9 +194,12 @@ def promised(kind: type[Promises], part: object) -> Promises:
 
 
 class Comm(Protocol):
-    """Transport: six blocking verbs; ragged sizes and empty tensors are ordinary.
+    """Transport: seven blocking verbs; ragged sizes and empty tensors are ordinary.
 
-    Where the receiver knows the sizes it says so (`sizes`, `size`), and none are exchanged.
+    Where the receiver knows the sizes it says so (`sizes`, `size`), and none are exchanged. Then
+    every rank knows the longest message of all, too: it is among those it sends or receives.
+    `trade` is an all-to-all of messages of `size` bytes that are made, by `message(rank)`, and
+    taken, by `take(rank, data)`, while others are on their way.
     """
 
     rank: int
@@ -209,6 +212,10 @@ class Comm(Protocol):
     def all_to_all(
         self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None
     ) -> list[Tensor]: ...
+
+    def trade(
+        self, size: int, message: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
+    ) -> None: ...
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None

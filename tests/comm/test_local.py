@@ -24,6 +24,7 @@ def verbs(comm) -> dict[str, object]:
             t.tolist()
             for t in comm.all_to_all([torch.tensor([rank, r]) for r in range(size)], [2] * size)
         ],
+        "traded": trade(comm),
         "ring": comm.exchange(torch.full((rank + 1,), rank), after, before).tolist(),
         "sized": comm.exchange(torch.tensor([rank]), after, before, 1).tolist(),
         "one way": _list(
@@ -33,6 +34,18 @@ def verbs(comm) -> dict[str, object]:
         "root": comm.broadcast(torch.tensor([rank]), size - 1).tolist(),
         "barrier": comm.barrier(),
     }  # fmt: skip
+
+
+def trade(comm) -> dict[int, list[int]]:
+    """Two bytes for every other rank, made and taken one at a time."""
+    came: dict[int, list[int]] = {}
+
+    def take(rank: int, data: torch.Tensor) -> None:
+        assert rank not in came
+        came[rank] = data.tolist()
+
+    comm.trade(2, lambda to: torch.tensor([comm.rank, to], dtype=torch.uint8), take)
+    return came
 
 
 def _list(x):
@@ -49,6 +62,7 @@ def expected(rank: int, size: int) -> dict[str, object]:
         "none": [[] for _ in range(size)],
         "all": [[r] * rank for r in range(size)],
         "known": [[r, rank] for r in range(size)],
+        "traded": {r: [r, rank] for r in range(size) if r != rank},
         "ring": [before] * (before + 1),
         "sized": [before],
         "one way": [7] if rank == 0 else None,

@@ -18,6 +18,9 @@ def test_bytes(size):
             lambda: meter.all_gather(torch.zeros(5), [5] * size),
             lambda: meter.all_gather(torch.zeros(5)),
             lambda: meter.all_to_all([torch.zeros(r) for r in range(size)], [comm.rank] * size),
+            lambda: meter.trade(
+                7, lambda to: torch.zeros(7, dtype=torch.uint8), lambda source, data: None
+            ),
             lambda: meter.exchange(
                 torch.zeros(9), (comm.rank + 1) % size, (comm.rank - 1) % size, 9
             ),
@@ -27,7 +30,7 @@ def test_bytes(size):
             before = meter.bytes
             call()
             counts.append(meter.bytes - before)
-        assert meter.rounds == 7
+        assert meter.rounds == 8
         return counts
 
     for rank, counts in enumerate(local.run(size, worker)):
@@ -37,6 +40,7 @@ def test_bytes(size):
             others * 20,
             others * 28,
             4 * (sum(range(size)) - rank),
+            7 * others,
             36 if size > 1 else 0,
             8 * others if rank == 0 else 0,
             0,

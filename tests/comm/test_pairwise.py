@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.comm.test_local import trade
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.comm.pairwise import Pairwise
@@ -21,6 +22,7 @@ def everything(comm):
         comm.all_gather(mine),
         comm.all_to_all(parts),
         comm.all_to_all(parts, [comm.rank] * comm.size),
+        list(map(torch.tensor, trade(comm).values())),
         [comm.all_reduce(total)],
         [comm.broadcast(torch.full((2, 3), float(comm.rank)), comm.size - 1)],
         comm.barrier(),

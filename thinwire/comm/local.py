@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from thinwire.comm.pairwise import trade_at_once
+
 T = TypeVar("T")
 
 
@@ -94,6 +96,11 @@ class LocalComm:
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         sent = self._everyone([x.clone() for x in xs])
         return self._check_sizes([row[self.rank] for row in sent], sizes)
+
+    def trade(
+        self, size: int, message: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
+    ) -> None:
+        trade_at_once(self, size, message, take)
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -74,6 +75,26 @@ class Metered:
         announced = COUNT if sizes is None else 0
         sent = {rank: nbytes(xs[rank]) + announced for rank in self._others()}
         return self._count("all_to_all", sent, lambda: self._comm.all_to_all(xs, sizes))
+
+    def trade(
+        self, size: int, message: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
+    ) -> None:
+        """Counted as an all-to-all; making and taking messages is not waiting."""
+        busy = 0.0
+
+        def timed(work: Callable[..., T], *args: object) -> T:
+            nonlocal busy
+            begin = time.perf_counter()
+            try:
+                return work(*args)
+            finally:
+                busy += time.perf_counter() - begin
+
+        sent = dict.fromkeys(self._others(), size)
+        self._count("all_to_all", sent, lambda: self._comm.trade(
+            size, partial(timed, message), partial(timed, take),
+        ))  # fmt: skip
+        self.seconds -= busy
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None

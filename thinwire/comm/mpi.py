@@ -8,15 +8,17 @@ GPU that needs a CUDA-aware MPI, so others are staged through the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from thinwire.comm.pairwise import trade_at_once
+
 
 class MPIComm:
-    """Six verbs over one communicator; a duplicate of it, so that our messages meet no others."""
+    """The verbs over one communicator; a duplicate of it, so that our messages meet no others."""
 
     def __init__(self, communicator: Any = None) -> None:
         from mpi4py import MPI
@@ -55,6 +57,11 @@ class MPIComm:
             [_bytes(out), [n * width for n in sizes]],
         )
         return list(out.to(like.device).split(list(sizes)))
+
+    def trade(
+        self, size: int, message: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
+    ) -> None:
+        trade_at_once(self, size, message, take)
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None

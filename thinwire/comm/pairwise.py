@@ -3,16 +3,37 @@
 Rank r sends to r + i and receives from r - i, for i = 1, 2, ...: at every turn the destinations
 are a permutation, so nobody is hit by two senders at once (Ok-Topk's destination rotation). Over a
 part of the ranks it is a comm for that group, which needs no process group of its own.
+`trade_at_once` is the verb `trade` for comms that have nothing better than an all-to-all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from thinwire.protocols import Comm
+
+
+def turns(rank: int, world: int) -> Iterator[tuple[int, int]]:
+    """To whom this rank sends, and from whom it receives, at every turn."""
+    return (((rank + turn) % world, (rank - turn) % world) for turn in range(1, world))
+
+
+def trade_at_once(
+    comm: Comm, size: int, message: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
+) -> None:
+    """All messages are made, then all are exchanged, then all are taken."""
+    peers = list(turns(comm.rank, comm.size))
+    if not peers:
+        return
+    made = {to: message(to) for to, _ in peers}
+    mine = made[peers[0][0]][:0]
+    sizes = [size * (rank != comm.rank) for rank in range(comm.size)]
+    got = comm.all_to_all([made.get(rank, mine) for rank in range(comm.size)], sizes)
+    for _, source in peers:
+        take(source, got[source])
 
 
 class Pairwise:
@@ -25,8 +46,7 @@ class Pairwise:
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         got = [xs[self.rank]] * self.size
-        for turn in range(1, self.size):
-            to, source = (self.rank + turn) % self.size, (self.rank - turn) % self.size
+        for to, source in turns(self.rank, self.size):
             size = None if sizes is None else sizes[source]
             part = self.exchange(xs[to], to, source, size)
             assert part is not None
@@ -35,6 +55,14 @@ class Pairwise:
 
     def all_gather(self, x: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
         return self.all_to_all([x] * self.size, sizes)
+
+    def trade(
+        self, size: int, message: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
+    ) -> None:
+        for to, source in turns(self.rank, self.size):
+            got = self.exchange(message(to), to, source, size)
+            assert got is not None
+            take(source, got)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Everyone sums its own chunk, in rank order, so that all ranks get the same bits."""

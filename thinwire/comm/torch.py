@@ -3,12 +3,16 @@
 Blocking and always in the caller's order. A `Guard` looks out while a verb waits, so that nobody
 sits out the whole time-out behind a lost peer, and says whose fault a broken exchange is.
 Sizes that a peer announces are held against `room` before memory is taken for them.
+
+On a CPU large messages go from pair to pair in turns: sent all at once they meet in one receiver's
+link and fill 60 % of it, in turns 90 % (docs/performance.md). Small ones do go at once, because
+turns wait for one another. All ranks choose alike, by the longest message of all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -17,9 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire.comm.pairwise import trade_at_once, turns
 from thinwire.protocols import WireError
 
+IN_TURNS = 1 << 18  # bytes of the longest message from which on pairs take turns
 _PEEK = timedelta(seconds=0.5)
+_LARGE = 1 << 62  # beside an announced size: a message of this rank wants turns
 
 
 class Guard(Protocol):
@@ -33,7 +40,7 @@ class Guard(Protocol):
 
 
 class TorchComm:
-    """Six verbs over one process group.
+    """The verbs over one process group.
 
     `room` is the largest message in bytes that a peer may announce; `since` is when the verb that
     now waits was entered.
@@ -56,10 +63,12 @@ class TorchComm:
             return [x]
         with self._verb():
             if sizes is None:
-                sizes = self._exchange_sizes([x.numel()] * self.size, x)
-            if x.device.type == "cpu":
-                return self._to_everyone(x, sizes)
-            return self._gather_padded(x, sizes)
+                sizes, _ = self._exchange_sizes([x.numel()] * self.size, x)
+            if x.device.type != "cpu":
+                return self._gather_padded(x, sizes)
+            if _wants_turns(max(sizes), x):
+                return self._all_to_all_in_turns([x] * self.size, sizes)
+            return self._to_everyone(x, sizes)
 
     def all_to_all(self, xs: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         if self.size == 1:
@@ -67,8 +76,28 @@ class TorchComm:
         counts = [x.numel() for x in xs]
         with self._verb():
             if sizes is None:
-                sizes = self._exchange_sizes(counts, xs[0])
+                sizes, in_turns = self._exchange_sizes(counts, xs[0])
+            else:
+                in_turns = _wants_turns(max(*counts, *sizes), xs[0])
+            if in_turns:
+                return self._all_to_all_in_turns(xs, sizes)
             return self._all_to_all(torch.cat(list(xs)), counts, sizes)
+
+    def trade(
+        self, size: int, message: Callable[[int], Tensor], take: Callable[[int, Tensor], None]
+    ) -> None:
+        if self.size == 1:
+            return
+        first = message((self.rank + 1) % self.size)
+        if not _wants_turns(size, first):
+            made = {(self.rank + 1) % self.size: first}
+            trade_at_once(
+                self, size, lambda rank: made[rank] if rank in made else message(rank), take
+            )
+            return
+        with self._verb():
+            for source, data in self._in_turns(first, message, [size] * self.size):
+                take(source, data)
 
     def exchange(
         self, x: Tensor, to: int | None, source: int | None, size: int | None = None
@@ -97,6 +126,50 @@ class TorchComm:
             with self._verb():
                 self._finish(self.group.barrier(), torch.empty(0))
 
+    def _all_to_all_in_turns(self, xs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        got = {self.rank: xs[self.rank]}
+        got |= self._in_turns(xs[(self.rank + 1) % self.size], xs.__getitem__, sizes)
+        return [got[rank] for rank in range(self.size)]
+
+    def _in_turns(
+        self, first: Tensor, message: Callable[[int], Tensor], sizes: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Everyone's message for this rank, as it comes; `first` is the one that leaves first.
+
+        A rank opens a receive when it is that sender's turn, and goes on when the message is in. So
+        nobody is ahead of a receiver, and each link carries one message at a time. Meanwhile the
+        next message is made, and the last one is taken.
+        """
+        peers = list(turns(self.rank, self.size))
+        sends, ahead, come = [], first, None
+        for number, (to, source) in enumerate(peers):
+            got = first.new_empty(sizes[source])
+            receive = self._post(self.group.recv, got, source)
+            sends.append(self._post(self.group.send, ahead.contiguous(), to))
+            if come is not None:
+                yield come
+            if number + 1 < len(peers):
+                ahead = message(peers[number + 1][0])
+            self._wait(receive)
+            self.since = time.monotonic()  # that rank is there
+            come = source, got
+        if come is not None:
+            yield come
+        for send in sends:
+            self._wait(send)
+
+    @staticmethod
+    def _post(verb: Callable[..., dist.Work], x: Tensor, peer: int) -> dist.Work | None:
+        return verb([x], peer, 0) if x.numel() else None
+
+    def _wait(self, work: dist.Work | None) -> None:
+        """For a message: gloo gives up one whose wait times out, so there is no peeking here."""
+        try:
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            self._blame(error)
+
     def _to_everyone(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """The same bytes as gloo's ring, all under way at once: one hop in place of P - 1, each of
         which waits for a thread to wake up (1.3 ms with four workers on two cores)."""
@@ -121,11 +194,16 @@ class TorchComm:
         self._finish(self.group.alltoall_base(out, x, list(theirs), list(mine)), out)
         return list(out.split(list(theirs)))
 
-    def _exchange_sizes(self, mine: Sequence[int], like: Tensor) -> list[int]:
-        """How many entries every rank has for me; `mine` is how many I have for each."""
-        asked, ones = torch.tensor(list(mine), device=like.device), [1] * self.size
+    def _exchange_sizes(self, mine: Sequence[int], like: Tensor) -> tuple[list[int], bool]:
+        """How many entries every rank has for me, and whether anyone wants turns; `mine` is how
+        many I have for each."""
+        wanted = _LARGE if _wants_turns(max(mine), like) else 0
+        asked = torch.tensor([size | wanted for size in mine], device=like.device)
+        ones = [1] * self.size
         told = torch.cat(self._all_to_all(asked, ones, ones)).tolist()
-        return self._check_sizes(dict(enumerate(told)), like)
+        in_turns = any(size & _LARGE for size in told)
+        sizes = self._check_sizes({r: size & ~_LARGE for r, size in enumerate(told)}, like)
+        return sizes, in_turns
 
     def _check_sizes(self, sizes: dict[int | None, int], like: Tensor) -> list[int]:
         for rank, size in sizes.items():
@@ -153,10 +231,7 @@ class TorchComm:
         if grouped:
             works = [self.group._end_coalescing(x.device)]
         for work in works:
-            try:
-                work.wait()  # gloo gives up a message whose wait times out: no peeking here
-            except RuntimeError as error:
-                self._blame(error)
+            self._wait(work)
 
     def _finish(self, work: dist.Work, x: Tensor) -> None:
         """Wait for a collective, with an eye on failures elsewhere."""
@@ -197,3 +272,8 @@ class TorchComm:
         if self._guard is None:
             raise error
         self._guard.blame(error)
+
+
+def _wants_turns(longest: int, like: Tensor) -> bool:
+    """Whether messages of which the longest has so many entries go from pair to pair in turns."""
+    return like.device.type == "cpu" and longest * like.element_size() >= IN_TURNS

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.schedule import checked_density
-from thinwire_lab.bench import collectives, kernels, selection
+from thinwire_lab.bench import collectives, kernels, selection, verbs
 from thinwire_lab.bench import step as steps_bench
 from thinwire_lab.bench.rows import find_unserved
 from thinwire_lab.cli.app import app, console, reported
@@ -118,7 +118,7 @@ def bench_collectives(
     steps: Annotated[int, typer.Option(min=1, help="Steps; a refresh period is 64.")] = 64,
     json_file: JsonFile = None,
 ) -> None:
-    """Time one bucket with every collective, beside a dense all-reduce."""
+    """Time every collective beside a dense all-reduce, and how full each verb fills the wire."""
     trials = [
         collectives.Trial(numel=n, density=d, world=w, comm=c, net=net, steps=steps, wire=wire)
         for n in numel or [4_200_000]
@@ -137,7 +137,10 @@ def bench_collectives(
                 f"{trial.comm}, {where}, {trial.wire}; means of {steps} steps.\n"
             )
             found.append({"trial": trial, "rows": rows})
-    write_json(json_file, {"trials": found})
+        filled = [
+            row for w in workers or [4] for row in _measure_verbs(w, net, "gloo" in comm, steps)
+        ]
+    write_json(json_file, {"trials": found, "verbs": filled})
 
 
 @bench.command()
@@ -184,6 +187,33 @@ def _measure_sums(trial: collectives.Trial) -> list[collectives.Row]:
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=collectives.turns(trial))
         return collectives.measure(trial, lambda name: progress.advance(task))
+
+
+def _measure_verbs(world: int, net: str, over_gloo: bool, steps: int) -> list[verbs.Row]:
+    """Every verb at every size, printed as a table; nothing for MPI, which has verbs of its own."""
+    if world == 1 or not over_gloo:
+        return []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=len(verbs.SIZES))
+        rows = verbs.measure(
+            world, net, turns=max(1, min(7, steps)), on_report=lambda size: progress.advance(task)
+        )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("ms" if net == "none" else "share of the rate")
+    for size in verbs.SIZES:
+        table.add_column(f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size // 1024} KB",
+                         justify="right")  # fmt: skip
+    for verb in dict.fromkeys(row.verb for row in rows):
+        table.add_row(verb, *(_show_filled(row) for row in rows if row.verb == verb))
+    console.print(table)
+    console.print(
+        f"{world} ranks; sizes are of the buffer on each; share: bytes / (rate x time).\n"
+    )
+    return rows
+
+
+def _show_filled(row: verbs.Row) -> str:
+    return f"{1000 * row.seconds:.1f}" if row.full is None else f"{row.full:.2f}"
 
 
 def _make_sums_table(rows: list[collectives.Row]) -> Table:
