@@ -77,6 +77,14 @@ def evaluate(values: Tensor | Sum) -> Tensor:
     return values.take() if isinstance(values, Sum) else values
 
 
+def magnitude(x: Tensor) -> float:
+    """The largest magnitude; NaN if there is one."""
+    if not x.numel():
+        return 0.0
+    low, high = torch.aminmax(x)
+    return float(torch.maximum(-low, high))
+
+
 def in_memory_order(tensor: Tensor) -> Tensor:
     """The tensor's entries as one flat tensor, in the order they lie in memory."""
     tensor = tensor.detach()

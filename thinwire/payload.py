@@ -196,6 +196,14 @@ def write_into(payload: Payload, out: Tensor) -> Tensor:
     return payload.add_into(out.zero_())
 
 
+def values_of(payload: Payload, like: Tensor) -> Tensor:
+    """All its entries, flat, in the precision of this tensor."""
+    if isinstance(payload, Dense):
+        return payload.values
+    zeros = torch.zeros(payload.numel, dtype=like.dtype, device=like.device)
+    return payload.add_into(zeros)
+
+
 def bound(payload: Payload) -> float:
     """A magnitude that no entry of it exceeds; infinite only if it holds what is not finite."""
     size = float(limit(payload))

@@ -123,10 +123,11 @@ class Pass:
     Only the last pass of a frame is lifted back; the earlier ones only teach it.
     """
 
-    coefficients: Tensor  # mine, flat; the wire may round them
+    coefficients: Tensor | Sum  # mine, flat; the wire may round them
     sizes: Sequence[int]  # how many are of each parameter, in their order
-    lift: Callable[[Tensor], Payload]
     learn: Callable[[Tensor], None]  # given the mean coefficients, same on all ranks
+    lift: Callable[[Tensor], Payload] | None = None  # None: they are the gradient's own entries
+    out: Tensor | None = None  # where the mean coefficients may go
 
 
 class Frame(Protocol):

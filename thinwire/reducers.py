@@ -21,7 +21,7 @@ from thinwire.collectives.gather import AllGather
 from thinwire.describe import describe, spell
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout
-from thinwire.operand import Sum, evaluate, working_dtype
+from thinwire.operand import Sum, evaluate, magnitude, working_dtype
 from thinwire.payload import (
     Dense,
     Parts,
@@ -31,6 +31,7 @@ from thinwire.payload import (
     limit,
     nothing,
     only,
+    values_of,
     write_into,
 )  # fmt: skip
 from thinwire.protocols import (
@@ -38,6 +39,7 @@ from thinwire.protocols import (
     CollectivePromises,
     Comm,
     Frame,
+    Pass,
     Reduced,
     Selector,
     SelectorPromises,
@@ -54,7 +56,8 @@ from thinwire.schedule import (
     thinned,
 )
 from thinwire.wire import Wire
-from thinwire.wire.link import Link, reduce_traffic
+from thinwire.wire.average import reduce_traffic
+from thinwire.wire.link import Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +74,19 @@ class Project:
     __repr__ = spell
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        mean = mine = None
         link = _link(bucket, comm, self.wire)
         for turn in self.frame.passes(bucket):
-            mean, mine = link.all_reduce(bucket.poison(turn.coefficients), turn.sizes)
-            if not kernels.finite(mean):
-                return _abort(_write(turn.lift(mean), bucket), _read_unused(bucket, link))
+            mean, mine = link.all_reduce(turn.coefficients, turn.sizes, turn.out, bucket.poison)
+            peak = magnitude(mean)
+            if not peak < math.inf:
+                lifted = _lift(turn, Dense(mean), mean)
+                return _abort(_write(lifted, bucket), _read_unused(bucket, link))
             turn.learn(mean)
-        assert mean is not None and mine is not None, "a frame has at least one pass"
-        lifted, sent = turn.lift(mean), turn.lift(mine)
-        flat, peak = _write(lifted, bucket), float(limit(lifted))
-        return Reduced(mean=flat, sent=sent, unused=_read_unused(bucket, link), peak=peak)
+        lifted, sent = _lift(turn, Dense(mean), mean), _lift(turn, mine, mean)
+        if turn.lift is not None:
+            peak = float(limit(lifted))
+        unused = _read_unused(bucket, link)
+        return Reduced(mean=_write(lifted, bucket), sent=sent, unused=unused, peak=peak)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         sizes = self.frame.sizes(layout, step)
@@ -225,6 +230,11 @@ class Select:
                 "were asked for; with varying counts use collective=AllGather(ragged=True)"
             )
         return index
+
+
+def _lift(turn: Pass, coefficients: Payload, like: Tensor) -> Payload:
+    """What these coefficients stand for in the gradient."""
+    return coefficients if turn.lift is None else turn.lift(values_of(coefficients, like))
 
 
 def _beside(share: Payload, zeros: Sparse) -> Payload:

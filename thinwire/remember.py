@@ -14,6 +14,7 @@ from thinwire.bucket import Bucket
 from thinwire.describe import parts, spell
 from thinwire.layout import Layout, Slot
 from thinwire.memory import Residual
+from thinwire.operand import magnitude
 from thinwire.payload import Without, nothing
 from thinwire.protocols import (
     CollectivePromises,
@@ -135,13 +136,8 @@ def _rescale(reduced: Reduced, scale: float, layout: Layout, world: int) -> Redu
     most = torch.finfo(mean.dtype).max / world
     if peak < most / 2:  # far enough for every rounding on the way
         return replace(reduced, peak=peak)
-    finite = all(_largest(mean[start:stop]) <= most for start, stop in layout.runs)
+    finite = all(magnitude(mean[start:stop]) <= most for start, stop in layout.runs)
     return replace(reduced, peak=math.inf, finite=finite)
-
-
-def _largest(x: Tensor) -> float:
-    low, high = torch.aminmax(x)
-    return float(torch.maximum(-low, high))
 
 
 def _without(reduced: Reduced, gone: list[Slot]) -> Reduced:

@@ -15,7 +15,7 @@ from thinwire.collectives.split import SplitReduce
 from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.wire import Wire
-from thinwire.wire.link import reduce_traffic
+from thinwire.wire.average import reduce_traffic
 
 
 def run(recipe, make, world, steps=3):

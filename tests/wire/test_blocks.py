@@ -14,10 +14,12 @@ from thinwire.comm import local
 from thinwire.comm.metered import Metered
 from thinwire.describe import parts
 from thinwire.layout import vectors
+from thinwire.payload import values_of
 from thinwire.protocols import WireError
 from thinwire.wire import Wire
+from thinwire.wire.average import reduce_traffic
 from thinwire.wire.blocks import Fp8, Int8, Levels, Natural, OneBit, Signs, cut
-from thinwire.wire.link import Link, reduce_traffic
+from thinwire.wire.link import Link
 from thinwire.wire.packing import packed_bytes, unpacked
 from thinwire.wire.values import Bf16, Exact, Half
 
@@ -230,7 +232,7 @@ def test_what_stays_with_its_owner_is_rounded_once():
     """The mean is the code of the exact mean of the owner's numbers and of what others sent."""
     codec, xs = Signs(64), [draw(1024, rank) for rank in range(4)]
     results = local.run(4, lambda comm: Link(comm, Wire(values=codec)).all_reduce(xs[comm.rank]))
-    shares = torch.stack([share for _, share in results])
+    shares = torch.stack([values_of(share, mean) for mean, share in results])
     for rank, (mean, _) in enumerate(results):
         own = slice(256 * rank, 256 * (rank + 1))
         sent = shares.sum(dim=0) - shares[rank]
@@ -322,7 +324,7 @@ def test_metered_is_priced_and_the_law_holds_whatever_the_cut(name, world, sizes
         return mean, share, meter.traffic
 
     results = local.run(world, worker)
-    average = sum(share for _, share, _ in results) / world
+    average = sum(values_of(share, mean) for mean, share, _ in results) / world
     for mean, _, metered in results:
         assert torch.equal(mean, results[0][0]) and torch.allclose(mean, average, atol=1e-5)
         assert metered == reduce_traffic(sum(sizes), world, Wire(values=codec), sizes=sizes)
@@ -334,7 +336,7 @@ def test_an_average_has_no_padding_in_it():
     xs = [torch.tensor([1.0, 1.0, 1.0, 1.0, 8.0])] * 4
     results = local.run(4, lambda comm: Link(comm, Wire(values=Signs(64))).all_reduce(xs[0]))
     for mean, share in results:
-        assert mean.tolist() == share.tolist() == [1.0, 1.0, 1.0, 1.0, 8.0]
+        assert mean.tolist() == values_of(share, mean).tolist() == [1.0, 1.0, 1.0, 1.0, 8.0]
 
 
 def test_one_bit_a_value_is_one_bit_on_the_wire():

@@ -18,11 +18,12 @@ from torch import Tensor
 from thinwire.collectives.gather import AllGather
 from thinwire.comm.metered import COUNT, all_reduced
 from thinwire.layout import Slot
-from thinwire.payload import Parts, Payload, Sparse, only, together
+from thinwire.payload import Parts, Payload, Sparse, only, together, values_of
 from thinwire.protocols import Collective, CollectivePromises, Traffic, promised
 from thinwire.state import State
 from thinwire.wire import Wire
-from thinwire.wire.link import Link, reduce_traffic
+from thinwire.wire.average import reduce_traffic
+from thinwire.wire.link import Link
 
 Counts = tuple[tuple[int, int], ...]
 
@@ -144,7 +145,8 @@ def _sum_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Spa
     where = torch.cat([
         torch.arange(slot.offset, slot.offset + slot.numel, device=full.device) for slot in slots
     ])  # fmt: skip
-    mean, share = link.all_reduce(full[where], [slot.numel for slot in slots])
+    mean, sent = link.all_reduce(full[where], [slot.numel for slot in slots])
+    share = values_of(sent, mean)
     total = Sparse(where, mean * link.comm.size, mine.numel)
     mine_of_it = Sparse(where, share, mine.numel)
     return _off_zero(total), only(mine_of_it, (share != 0) | chosen[where])

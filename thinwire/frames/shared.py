@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire import kernels
 from thinwire.bucket import Bucket, kept
 from thinwire.layout import Layout, Slot, shared_seed
-from thinwire.operand import Sum, working_dtype
+from thinwire.operand import working_dtype
 from thinwire.payload import Dense, Parts, Payload, Sparse
 from thinwire.protocols import Pass
 from thinwire.schedule import Density, check_densities
@@ -28,13 +28,15 @@ class Identity:
     """Every coordinate."""
 
     def passes(self, bucket: Bucket) -> Iterator[Pass]:
-        x, layout = bucket.take(), bucket.layout
+        layout = bucket.layout
         (sizes,) = self.sizes(layout, bucket.step)
         if layout.runs == ((0, layout.numel),):
-            # Inside a memory x is the residual itself, which is cleared before `sent` is done with.
-            mine = x.clone() if isinstance(bucket.flat, Sum) else x
-            yield Pass(coefficients=mine, sizes=sizes, lift=Dense, learn=_nothing_to_learn)
+            yield Pass(
+                coefficients=bucket.flat, sizes=sizes, learn=_nothing_to_learn,
+                out=bucket.buffer()[0],
+            )  # fmt: skip
             return
+        x = bucket.take()
         mine = torch.cat([x[start:stop] for start, stop in layout.runs] or [x[:0]])
         mine = mine.to(working_dtype(x.dtype))
         yield Pass(

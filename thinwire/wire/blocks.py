@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire.kernels.reference.scales import BROKEN
+from thinwire.kernels.reference.scales import BROKEN, place
 from thinwire.layout import shared_seed
 from thinwire.protocols import WireError
 from thinwire.schedule import checked_flag, checked_whole
 from thinwire.wire.packing import Ends, blocks_of, edges_of, packed_bytes, unpacked
-from thinwire.wire.values import ValueCodec, as_numbers
+from thinwire.wire.values import ValueCodec, as_numbers, make_message
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,21 @@ class Int8:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 * blocks_of(n, self.block, self.ends) + n
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        scale, codes = kernels.int8_encode(x, self.block, _edges(self, x))
-        return torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)])
-
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        (scale,), body = _read_scales(self, data, n, 1, dtype)
-        return kernels.scaled(
-            as_numbers(body, torch.int8, n), scale, self.block, _edges(self, data)
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
+        out = make_message(self, x) if out is None else out
+        scale, codes = out.split([out.numel() - x.numel(), x.numel()])
+        kernels.int8_encode(
+            x, self.block, _edges(self, x), (scale.view(torch.float32), codes.view(torch.int8))
         )
+        return out
+
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        (scale,), body = _read_scales(self, data, n, 1, dtype)
+        codes = as_numbers(body, torch.int8, n)
+        return kernels.scaled(codes, scale, self.block, _edges(self, data), out, alpha)
 
 
 @dataclass(frozen=True)
@@ -67,15 +73,19 @@ class Fp8:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 * blocks_of(n, self.block, self.ends) + n
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        scale, codes = kernels.fp8_encode(x, self.block, _edges(self, x))
-        return torch.cat([scale.view(torch.uint8), codes])
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
+        out = make_message(self, x) if out is None else out
+        scale, codes = out.split([out.numel() - x.numel(), x.numel()])
+        kernels.fp8_encode(x, self.block, _edges(self, x), (scale.view(torch.float32), codes))
+        return out
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
         (scale,), body = _read_scales(self, data, n, 1, dtype)
-        return kernels.fp8_decode(
-            as_numbers(body, torch.uint8, n), scale, self.block, _edges(self, data)
-        )
+        codes = as_numbers(body, torch.uint8, n)
+        return kernels.fp8_decode(codes, scale, self.block, _edges(self, data), out, alpha)
 
 
 @dataclass(frozen=True)
@@ -93,15 +103,17 @@ class Signs:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 * blocks_of(n, self.block, self.ends) + packed_bytes(n, 1)
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
         scale, signs = kernels.sign_encode(x, self.block, _edges(self, x))
-        return torch.cat([scale.view(torch.uint8), signs])
+        return place(torch.cat([scale.view(torch.uint8), signs]), out)
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
         (scale,), body = _read_scales(self, data, n, 1, dtype)
-        return kernels.scaled(
-            unpacked(body, 1, n).view(torch.int8) * 2 - 1, scale, self.block, _edges(self, data)
-        )
+        signs = unpacked(body, 1, n).view(torch.int8) * 2 - 1
+        return kernels.scaled(signs, scale, self.block, _edges(self, data), out, alpha)
 
 
 @dataclass(frozen=True)
@@ -119,13 +131,18 @@ class OneBit:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 8 * blocks_of(n, self.block, self.ends) + packed_bytes(n, 1)
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
         above, below, signs = kernels.onebit_encode(x, self.block, _edges(self, x))
-        return torch.cat([above.view(torch.uint8), below.view(torch.uint8), signs])
+        return place(torch.cat([above.view(torch.uint8), below.view(torch.uint8), signs]), out)
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
         (above, below), body = _read_scales(self, data, n, 2, dtype)
-        return kernels.either(unpacked(body, 1, n), above, below, self.block, _edges(self, data))
+        signs = unpacked(body, 1, n)
+        values = kernels.either(signs, above, below, self.block, _edges(self, data))
+        return place(values, out, alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,18 +187,21 @@ class Levels:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 * blocks_of(n, self.block, self.ends) + packed_bytes(n, self.bits)
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
         seed = None if self.nearest else shared_seed(self.seed, 0, salt)
         scale, codes = kernels.levels_encode(
             x, self.block, self.levels, seed, _edges(self, x),
             norm=self.norm, clip=self.clip, fitted=self.fitted,
         )  # fmt: skip
-        return torch.cat([scale.view(torch.uint8), kernels.pack(codes, self.bits)])
+        return place(torch.cat([scale.view(torch.uint8), kernels.pack(codes, self.bits)]), out)
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
         (step,), body = _read_scales(self, data, n, 1, dtype)
         codes = unpacked(body, self.bits, n).view(torch.int8) - self.levels
-        return kernels.scaled(codes, step, self.block, _edges(self, data))
+        return kernels.scaled(codes, step, self.block, _edges(self, data), out, alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,19 +219,23 @@ class Natural:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 + n
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
         top, codes = kernels.natural_encode(x, shared_seed(self.seed, 0, salt))
-        return torch.cat([top.view(torch.uint8), codes])
+        return place(torch.cat([top.view(torch.uint8), codes]), out)
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
         if data.numel() != 4 + n:
             raise WireError(f"expected {4 + n} bytes of powers of two, got {data.numel()}")
         top = int(as_numbers(data[:4], torch.int32, 1))
         if top == BROKEN:
-            return torch.full((n,), float("nan"), dtype=dtype, device=data.device)
+            broken = torch.full((n,), float("nan"), dtype=dtype, device=data.device)
+            return place(broken, out, alpha)
         if not -1100 <= top <= 127:
             raise WireError(f"a power of two of {top} is outside [-1100, 127]")
-        return kernels.natural_decode(data[4:], top, dtype)
+        return place(kernels.natural_decode(data[4:], top, dtype), out, alpha)
 
 
 Blocked = Int8 | Fp8 | Signs | OneBit | Levels

@@ -6,26 +6,19 @@ one bit a parameter, set if this rank had a gradient for it. `read_notes()` is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from thinwire.comm.metered import all_reduced, gathered, mark
+from thinwire.comm.metered import mark
 from thinwire.comm.pairwise import Pairwise
-from thinwire.operand import working_dtype
-from thinwire.payload import Sparse
-from thinwire.protocols import Comm, Traffic
+from thinwire.operand import Sum, evaluate, working_dtype
+from thinwire.payload import Dense, Payload, Sparse
+from thinwire.protocols import Comm
 from thinwire.wire import Span, Wire
-from thinwire.wire.blocks import cut
-from thinwire.wire.packing import Ends, ends_within
+from thinwire.wire.average import average
 from thinwire.wire.slot import fit, slot, unslot
-from thinwire.wire.values import ValueCodec
-
-Chunk = tuple[int, ValueCodec]  # how many numbers, and their code
 
 
 class Link:
@@ -68,21 +61,49 @@ class Link:
         parts = [self._without_note(part) for part in self.comm.all_gather(data, sizes)]
         return [self._read(part, mine) for part in parts]
 
-    def all_reduce(self, x: Tensor, sizes: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    def all_reduce(
+        self, x: Tensor | Sum, sizes: Sequence[int] = (), out: Tensor | None = None,
+        poison: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> tuple[Tensor, Payload]:  # fmt: skip
         """The mean of everyone's x, and my share of it (x, less what the wire rounds away).
 
-        `sizes` says how many numbers are of each parameter: no two share a block's scale.
+        `sizes` says how many numbers are of each parameter: no two share a block's scale. The mean
+        is new, or in `out`. `poison` makes NaN of what is sent if this rank cannot take the step.
         """
         self.phase("average")
         if not self.wire.values.exact:
-            return self._reduce_decoded(x, sizes)
+            return self._average_decoded(x, sizes, out, poison)
+        if isinstance(x, Sum):
+            x = x.take().clone()  # the residual itself, which is cleared before my share is used
         # Weighting first is what DDP does: same bits, and the sum cannot overflow.
-        mean = x * (1.0 / self.comm.size)
+        mean = poison(x) * (1.0 / self.comm.size)
         if self._note is None:
-            return self.comm.all_reduce(mean), x
+            return self.comm.all_reduce(mean), Dense(x)
         both = self.comm.all_reduce(torch.cat([mean, self._note.to(mean.dtype)]))
         self._heard = both[x.numel() :] > 0
-        return both[: x.numel()], x
+        return both[: x.numel()], Dense(x)
+
+    def _average_decoded(
+        self, x: Tensor | Sum, sizes: Sequence[int], out: Tensor | None,
+        poison: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Payload]:  # fmt: skip
+        if out is None:
+            like = evaluate(x)
+            out = torch.empty_like(like, dtype=working_dtype(like.dtype))
+        if not out.numel():
+            return out, Dense(out)
+        mine, first = self.comm.rank, self._messages + 1
+        self._messages += self.comm.size
+
+        def salt(to: int) -> str:
+            number = first + (self.comm.size - 1 if to == mine else to - (to > mine))
+            return f"{self._salt}/{number}"
+
+        note = self._nothing(out) if self._note is None else self._note
+        share, notes = average(x, out, self.comm, self.wire.values, sizes, salt, note, poison)
+        if self._note is not None:
+            self._heard = (torch.stack(notes) > 0).any(dim=0)
+        return out, share
 
     def all_to_all(self, parts: list[Sparse], spans: list[Span]) -> list[Sparse]:
         """The r-th part, of the r-th span, to rank r; what each rank has for me, in rank order."""
@@ -179,46 +200,6 @@ class Link:
             self._heard = torch.stack(notes).any(dim=0)
         return self._heard
 
-    def _reduce_decoded(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """All-to-all of encoded chunks, exact sum, re-encode, all-gather.
-
-        My share is what I sent, decoded. Of my own chunk, which need not travel, it is x and the
-        second rounding, P x (re-encoded mean - exact mean), so that the shares still add up to the
-        mean. Rounded before too, it would feed two errors back every step instead of one.
-        """
-        world, mine = self.comm.size, self.comm.rank
-        x = x.to(working_dtype(x.dtype))
-        if not x.numel():
-            return x, x
-        chunks = _chunks(self.wire.values, x.numel(), world, sizes)
-        width = _width(chunks, x.element_size())
-        parts = x.split([n for n, _ in chunks])
-        own, codec = parts[mine], chunks[mine][1]
-        sent = [
-            self._chunk(part, code, width) if part is not own else self._nothing(x)
-            for part, (_, code) in zip(parts, chunks, strict=True)
-        ]
-        got = self.comm.all_to_all(sent, [width * (rank != mine) for rank in range(world)])
-        exact = own / world
-        for rank, data in enumerate(got):
-            if rank != mine:
-                exact.add_(_decode(data, chunks[mine], x), alpha=1.0 / world)
-        data = self._with_note(self._chunk(exact, codec, width))
-        everyone = map(self._without_note, self.comm.all_gather(data, [data.numel()] * world))
-        means = [_decode(part, of, x) for part, of in zip(everyone, chunks, strict=True)]
-        shares = [
-            _decode(data, of, x) if data.numel() else own
-            for data, of in zip(sent, chunks, strict=True)
-        ]
-        shares[mine] = own + (means[mine] - exact) * world
-        return torch.cat(means), torch.cat(shares)
-
-    def _chunk(self, values: Tensor, codec: ValueCodec, width: int) -> Tensor:
-        """The bytes of a chunk, filled up to the width of the longest."""
-        self._messages += 1
-        data = codec.encode(values, f"{self._salt}/{self._messages}")
-        return pad(data, (0, width - data.numel()))
-
     def _message(self, mine: Sparse, span: Span | None = None) -> Tensor:
         return self.wire.write(mine, self._encode(mine.values), span or (0, mine.numel))
 
@@ -247,39 +228,3 @@ class Link:
         note = data[cut:] > 0
         self._heard = note if self._heard is None else self._heard | note
         return data[:cut]
-
-
-def _decode(data: Tensor, chunk: Chunk, like: Tensor) -> Tensor:
-    n, codec = chunk
-    return codec.decode(data[: codec.nbytes(n, like.element_size())], n, like.dtype)
-
-
-def _chunks(codec: ValueCodec, n: int, world: int, sizes: Sequence[int]) -> list[Chunk]:
-    """How many of n numbers each rank averages, and the code of these."""
-    return [(size, cut(codec, ends)) for size, ends in _cuts(n, world, tuple(sizes))]
-
-
-@lru_cache(maxsize=1024)
-def _cuts(n: int, world: int, sizes: tuple[int, ...]) -> list[tuple[int, Ends]]:
-    """How many of n numbers each rank averages, and where parameters end in these."""
-    ends = tuple(accumulate(sizes)) or (n,)
-    assert ends[-1] == n, "sizes are of all the numbers there are"
-    edges = [min(n, rank * -(-n // world)) for rank in range(world + 1)]
-    return [(stop - start, ends_within(ends, start, stop)) for start, stop in pairwise(edges)]
-
-
-def _width(chunks: list[Chunk], itemsize: int) -> int:
-    """Bytes of the longest chunk: all are as long, so that every rank sends as much."""
-    return max(codec.nbytes(n, itemsize) for n, codec in chunks)
-
-
-def reduce_traffic(
-    n: int, world: int, wire: Wire, itemsize: int = 4, sizes: Sequence[int] = ()
-) -> Traffic:
-    """What `Link.all_reduce` of n numbers sends."""
-    if n == 0:
-        return Traffic()
-    if wire.values.exact:
-        return Traffic(rounds=1, bytes=all_reduced(n * itemsize, world))
-    width = _width(_chunks(wire.values, n, world, sizes), itemsize)
-    return Traffic(rounds=2, bytes=(world - 1) * width + gathered(width, world))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire import kernels
+from thinwire.kernels.reference.scales import place
 from thinwire.protocols import WireError
 
 
@@ -20,6 +21,7 @@ class ValueCodec(Protocol):
     """Numbers to bytes; `nbytes` answers without doing the work.
 
     A code that rounds at random draws from its own seed and the `salt`, which names the message.
+    Bytes and numbers are new, or go into `out`; with `alpha`, numbers times alpha are added to it.
     """
 
     exact: ClassVar[bool]
@@ -27,9 +29,14 @@ class ValueCodec(Protocol):
 
     def nbytes(self, n: int, itemsize: int = 4) -> int: ...
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor: ...  # (n,) -> (nbytes,) uint8
+    def encode(
+        self, x: Tensor, salt: str = "", out: Tensor | None = None
+    ) -> Tensor: ...  # (n,) -> (nbytes,) uint8
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor: ...
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor: ...  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,14 @@ class Exact:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return n * itemsize
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        return x.contiguous().view(torch.uint8)
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
+        return place(x.contiguous().view(torch.uint8), out)
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        return as_numbers(data, dtype, n)
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        return place(as_numbers(data, dtype, n), out, alpha)
 
 
 @dataclass(frozen=True)
@@ -63,17 +73,22 @@ class Half:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 4 + 2 * n
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        power, codes = kernels.half_encode(x)
-        return torch.cat([power.view(torch.uint8), codes.view(torch.uint8)])
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
+        out = make_message(self, x) if out is None else out
+        power, _ = kernels.half_encode(x, out[4:].view(torch.float16))
+        out[:4] = power.view(torch.uint8)
+        return out
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
         if data.numel() < 4:
             raise WireError(f"half-precision message of {data.numel()} bytes has no exponent")
         power = int(as_numbers(data[:4], torch.int32, 1))
         if not -126 <= power <= 126:
             raise WireError(f"half-precision exponent {power} is outside [-126, 126]")
-        return as_numbers(data[4:], torch.float16, n).to(dtype, copy=True).mul_(2.0**-power)
+        return kernels.half_decode(as_numbers(data[4:], torch.float16, n), power, dtype, out, alpha)
 
 
 @dataclass(frozen=True)
@@ -86,11 +101,22 @@ class Bf16:
     def nbytes(self, n: int, itemsize: int = 4) -> int:
         return 2 * n
 
-    def encode(self, x: Tensor, salt: str = "") -> Tensor:
-        return kernels.bf16_encode(x).view(torch.uint8)
+    def encode(self, x: Tensor, salt: str = "", out: Tensor | None = None) -> Tensor:
+        out = make_message(self, x) if out is None else out
+        kernels.bf16_encode(x, out.view(torch.bfloat16))
+        return out
 
-    def decode(self, data: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        return as_numbers(data, torch.bfloat16, n).to(dtype)
+    def decode(
+        self, data: Tensor, n: int, dtype: torch.dtype, out: Tensor | None = None,
+        alpha: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        return kernels.bf16_decode(as_numbers(data, torch.bfloat16, n), dtype, out, alpha)
+
+
+def make_message(codec: ValueCodec, x: Tensor) -> Tensor:
+    """Room for the bytes of these numbers."""
+    size = codec.nbytes(x.numel(), x.element_size())
+    return torch.empty(size, dtype=torch.uint8, device=x.device)
 
 
 def as_numbers(data: Tensor, dtype: torch.dtype, n: int) -> Tensor:

@@ -13,12 +13,13 @@ from thinwire.kernels.cpu.arrays import Array, as_array, as_tensor, run_blocks, 
 from thinwire.kernels.cpu.bits import pack
 from thinwire.kernels.cpu.lanes import INFINITE
 from thinwire.kernels.reference import scales as reference
-from thinwire.kernels.reference.scales import BROKEN, WORD, Edges, find_edges
+from thinwire.kernels.reference.scales import BROKEN, WORD, Edges, Room, find_edges
 
 
-def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:
-    numbers, codes = as_array(x), np.empty(x.numel(), np.uint16)
-    bits = numbers.view(np.uint32)
+def half_encode(x: Tensor, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    numbers = as_array(x)
+    codes = torch.empty(x.numel(), dtype=torch.float16) if codes is None else codes
+    bits, halves = numbers.view(np.uint32), as_array(codes).view(np.uint16)
     top = max(run_parts(bits.size, lambda start, stop: int(loops.find_largest(bits[start:stop]))))
     power = 0
     if 0 < top < INFINITE:
@@ -27,34 +28,85 @@ def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:
     factor = np.float32(2.0**power)
     run_parts(
         bits.size,
-        lambda start, stop: loops.round_half(numbers[start:stop], factor, codes[start:stop]),
+        lambda start, stop: loops.round_half(numbers[start:stop], factor, halves[start:stop]),
     )
-    return torch.tensor([power], dtype=torch.int32), as_tensor(codes).view(torch.float16)
+    return torch.tensor([power], dtype=torch.int32), codes
 
 
-def bf16_encode(x: Tensor) -> Tensor:
-    bits, codes = as_array(x).view(np.uint32), np.empty(x.numel(), np.uint16)
-    run_parts(bits.size, lambda start, stop: loops.round_bf16(bits[start:stop], codes[start:stop]))
-    return as_tensor(codes).view(torch.bfloat16)
+def half_decode(
+    codes: Tensor, power: int, dtype: torch.dtype, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # fmt: skip
+    if dtype != torch.float32:
+        return reference.half_decode(codes, power, dtype, out, alpha)
+    halves, out = as_array(codes).view(np.uint16), _choose_room(codes, out)
+    values, factor = as_array(out), np.float32(2.0**-power)
+    weight, adds = np.float32(alpha or 0.0), alpha is not None
+    run_parts(
+        halves.size,
+        lambda start, stop: loops.widen_half(
+            halves[start:stop], factor, weight, adds, values[start:stop]
+        ),
+    )
+    return out
 
 
-def int8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
-    numbers, ends, scale = as_array(x), *_split(x, block, edges)
-    codes = np.empty(x.numel(), np.int8)
-    run_blocks(ends, lambda some, of: loops.round_int8(numbers, of, scale[some], codes))
-    return as_tensor(scale), as_tensor(codes)
+def bf16_encode(x: Tensor, codes: Tensor | None = None) -> Tensor:
+    codes = torch.empty(x.numel(), dtype=torch.bfloat16) if codes is None else codes
+    bits, halves = as_array(x).view(np.uint32), as_array(codes.view(torch.int16)).view(np.uint16)
+    run_parts(bits.size, lambda start, stop: loops.round_bf16(bits[start:stop], halves[start:stop]))
+    return codes
 
 
-def fp8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
-    numbers, ends, scale = as_array(x), *_split(x, block, edges)
-    codes = np.empty(x.numel(), np.uint8)
-    run_blocks(ends, lambda some, of: loops.round_fp8(numbers, of, scale[some], codes))
-    return as_tensor(scale), as_tensor(codes)
+def bf16_decode(
+    codes: Tensor, dtype: torch.dtype, out: Tensor | None = None, alpha: float | None = None
+) -> Tensor:
+    if dtype != torch.float32:
+        return reference.bf16_decode(codes, dtype, out, alpha)
+    halves, out = as_array(codes.view(torch.int16)).view(np.uint16), _choose_room(codes, out)
+    values, weight, adds = as_array(out), np.float32(alpha or 0.0), alpha is not None
+    run_parts(
+        halves.size,
+        lambda start, stop: loops.widen_bf16(halves[start:stop], weight, adds, values[start:stop]),
+    )
+    return out
 
 
-def fp8_decode(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
-    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    return scaled(_look_up(codes, every.to(torch.float32)), scale, block, edges)
+def int8_encode(
+    x: Tensor, block: int, edges: Edges = None, into: Room = None
+) -> tuple[Tensor, Tensor]:
+    numbers, ends = as_array(x), as_array(find_edges(x, block, edges))
+    scale, codes = _make_room(ends, torch.int8) if into is None else into
+    steps, small = as_array(scale), as_array(codes)
+    run_blocks(ends, lambda some, of: loops.round_int8(numbers, of, steps[some], small))
+    return scale, codes
+
+
+def fp8_encode(
+    x: Tensor, block: int, edges: Edges = None, into: Room = None
+) -> tuple[Tensor, Tensor]:
+    numbers, ends = as_array(x), as_array(find_edges(x, block, edges))
+    scale, codes = _make_room(ends, torch.uint8) if into is None else into
+    steps, small = as_array(scale), as_array(codes)
+    run_blocks(ends, lambda some, of: loops.round_fp8(numbers, of, steps[some], small))
+    return scale, codes
+
+
+def fp8_decode(
+    codes: Tensor, scale: Tensor, block: int, edges: Edges = None, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # fmt: skip
+    if scale.dtype != torch.float32:
+        return reference.fp8_decode(codes, scale, block, edges, out, alpha)
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+    given, out, known = as_array(codes.contiguous()), _choose_room(codes, out), as_array(every)
+    values, weight, adds = as_array(out), np.float32(alpha or 0.0), alpha is not None
+    steps, ends = as_array(scale.contiguous()), as_array(find_edges(codes, block, edges))
+    run_blocks(
+        ends,
+        lambda some, of: loops.look_up_scaled(given, known, steps[some], of, weight, adds, values),
+    )
+    return out
 
 
 def sign_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
@@ -121,13 +173,27 @@ def natural_decode(codes: Tensor, top: int, dtype: torch.dtype) -> Tensor:
     return _look_up(codes, reference.list_powers(top).to(torch.float32))
 
 
-def scaled(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
-    if codes.dtype not in (torch.int8, torch.float32):
-        return reference.scaled(codes, scale, block, edges)
-    given, out = as_array(codes.contiguous()), np.empty(codes.numel(), np.float32)
+def scaled(
+    codes: Tensor, scale: Tensor, block: int, edges: Edges = None, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # fmt: skip
+    if codes.dtype != torch.int8:
+        return reference.scaled(codes, scale, block, edges, out, alpha)
+    given, out = as_array(codes.contiguous()), _choose_room(codes, out)
+    values, weight, adds = as_array(out), np.float32(alpha or 0.0), alpha is not None
     steps, ends = as_array(scale.contiguous()), as_array(find_edges(codes, block, edges))
-    run_blocks(ends, lambda some, of: loops.multiply(given, steps[some], of, out))
-    return as_tensor(out)
+    run_blocks(ends, lambda some, of: loops.multiply(given, steps[some], of, weight, adds, values))
+    return out
+
+
+def _choose_room(codes: Tensor, out: Tensor | None) -> Tensor:
+    """Where as many numbers go as there are codes."""
+    return torch.empty(codes.numel(), dtype=torch.float32) if out is None else out
+
+
+def _make_room(ends: Array, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """For the scales of these blocks, and for their codes."""
+    return torch.empty(ends.size - 1), torch.empty(int(ends[-1]), dtype=kind)
 
 
 def _look_up(codes: Tensor, table: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.kernels.gpu.bits import pack
 from thinwire.kernels.gpu.launch import launch
 from thinwire.kernels.reference import scales as reference
-from thinwire.kernels.reference.scales import TOP, TOP_FP8, TOP_HALF, WORD, Edges, find_edges
+from thinwire.kernels.reference.scales import TOP, TOP_FP8, TOP_HALF, WORD, Edges, Room, find_edges
 
 
 @triton.jit
@@ -164,32 +164,41 @@ def _choose(signs, above, below, edges, out, B: tl.constexpr):
     tl.store(out + at, tl.where(sign > 0, tl.load(above + row), tl.load(below + row)), mask=inside)
 
 
-def half_encode(x: Tensor) -> tuple[Tensor, Tensor]:
-    power, codes = reference.find_power(x), torch.empty_like(x, dtype=torch.float16)
+def half_encode(x: Tensor, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    codes = torch.empty_like(x, dtype=torch.float16) if codes is None else codes
+    power = reference.find_power(x)
     launch(_round_half, x.numel(), x, x.numel(), power, codes, TOP_HALF)
     return power, codes
 
 
-def bf16_encode(x: Tensor) -> Tensor:
-    codes = torch.empty_like(x, dtype=torch.int16)
-    launch(_round_bf16, x.numel(), x, x.numel(), codes)
-    return codes.view(torch.bfloat16)
+def bf16_encode(x: Tensor, codes: Tensor | None = None) -> Tensor:
+    codes = torch.empty_like(x, dtype=torch.bfloat16) if codes is None else codes
+    launch(_round_bf16, x.numel(), x, x.numel(), codes.view(torch.int16))
+    return codes
 
 
-def int8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
-    (ends, scale), codes = _split(x, block, edges), torch.empty_like(x, dtype=torch.int8)
+def int8_encode(
+    x: Tensor, block: int, edges: Edges = None, into: Room = None
+) -> tuple[Tensor, Tensor]:
+    ends, scale, codes = _make_room(x, block, edges, torch.int8, into)
     _launch(_round_int8, block, scale, x, ends, scale, codes)
     return scale, codes
 
 
-def fp8_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
-    (ends, scale), codes = _split(x, block, edges), torch.empty_like(x, dtype=torch.uint8)
+def fp8_encode(
+    x: Tensor, block: int, edges: Edges = None, into: Room = None
+) -> tuple[Tensor, Tensor]:
+    ends, scale, codes = _make_room(x, block, edges, torch.uint8, into)
     _launch(_round_fp8, block, scale, x, ends, scale, codes, TOP_FP8)
     return scale, codes
 
 
-def fp8_decode(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
-    return scaled(codes.view(torch.float8_e4m3fn).to(torch.float32), scale, block, edges)
+def fp8_decode(
+    codes: Tensor, scale: Tensor, block: int, edges: Edges = None, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # fmt: skip
+    small = codes.view(torch.float8_e4m3fn).to(torch.float32)
+    return scaled(small, scale, block, edges, out, alpha)
 
 
 def sign_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
@@ -223,10 +232,23 @@ def levels_encode(
     return scale, codes
 
 
-def scaled(codes: Tensor, scale: Tensor, block: int, edges: Edges = None) -> Tensor:
-    ends, out = find_edges(codes, block, edges), torch.empty_like(codes, dtype=torch.float32)
-    _launch(_multiply, block, scale, codes.contiguous(), scale, ends, out, TOP)
-    return out
+def scaled(
+    codes: Tensor, scale: Tensor, block: int, edges: Edges = None, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # fmt: skip
+    fresh = out is None or alpha is not None
+    values = torch.empty_like(codes, dtype=torch.float32) if out is None or fresh else out
+    ends = find_edges(codes, block, edges)
+    _launch(_multiply, block, scale, codes.contiguous(), scale, ends, values, TOP)
+    return reference.place(values, out, alpha) if fresh else values
+
+
+def _make_room(
+    x: Tensor, block: int, edges: Edges, kind: torch.dtype, into: Room
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where blocks begin and end, and where their scales and codes go."""
+    ends, scale = _split(x, block, edges)
+    return ends, *((scale, torch.empty_like(x, dtype=kind)) if into is None else into)
 
 
 def _split(x: Tensor, block: int, edges: Edges, each: int = 1) -> tuple[Tensor, ...]:

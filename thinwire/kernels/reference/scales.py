@@ -27,14 +27,25 @@ TOP_HALF = (2 - 2**-10) * 2.0**127  # single precision with an 11-bit mantissa
 POWER_HALF = 15  # numbers below 2^15 do not overflow half when they are rounded
 BROKEN = 2**30  # the power of two that stands for numbers among which one is not finite
 WORD = 0xFFFFFFFF
+Room = tuple[Tensor, Tensor] | None  # where scales and codes are to be written; new if None
 Edges = Tensor | None  # (blocks + 1,) int64: where blocks begin and end, from 0 to n
 
 
-def half_encode(x: Tensor, /) -> tuple[Tensor, Tensor]:  # (n,) -> (1,) int32, (n,) float16
+def half_encode(
+    x: Tensor, /, codes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # (n,) -> (1,) int32, (n,) float16
     """The power of two with which the largest magnitude just fits, and the numbers times it."""
     power = find_power(x)
     below = torch.where(x.isinf(), x, x.clamp(-TOP_HALF, TOP_HALF))
-    return power, (below * torch.exp2(power.to(x.dtype))).to(torch.float16)
+    return power, place((below * torch.exp2(power.to(x.dtype))).to(torch.float16), codes)
+
+
+def half_decode(
+    codes: Tensor, /, power: int, dtype: torch.dtype, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # (n,) -> (n,)  # fmt: skip
+    """The numbers that were multiplied by 2^power; new, or placed in `out`."""
+    return place(codes.to(dtype, copy=True).mul_(2.0**-power), out, alpha)
 
 
 def find_power(x: Tensor) -> Tensor:  # (n,) -> (1,) int32
@@ -45,37 +56,48 @@ def find_power(x: Tensor) -> Tensor:  # (n,) -> (1,) int32
     return fits.clamp(-126, 126).to(torch.int32)
 
 
-def bf16_encode(x: Tensor, /) -> Tensor:  # (n,) -> (n,) bfloat16
+def bf16_encode(x: Tensor, /, codes: Tensor | None = None) -> Tensor:  # (n,) -> (n,) bfloat16
     """The nearest; a finite number stays finite."""
-    return torch.where(x.isinf(), x, x.clamp(-TOP_BF16, TOP_BF16)).to(torch.bfloat16)
+    near = torch.where(x.isinf(), x, x.clamp(-TOP_BF16, TOP_BF16)).to(torch.bfloat16)
+    return place(near, codes)
+
+
+def bf16_decode(
+    codes: Tensor, /, dtype: torch.dtype, out: Tensor | None = None, alpha: float | None = None
+) -> Tensor:  # (n,) -> (n,)
+    """The numbers; new, or placed in `out`."""
+    return place(codes.to(dtype), out, alpha)
 
 
 def int8_encode(
-    x: Tensor, /, block: int, edges: Edges = None
+    x: Tensor, /, block: int, edges: Edges = None, into: Room = None
 ) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,)
     """A scale for every block, and the nearest whole multiples of it, -127 to 127."""
-    rows, place, _ = cut_blocks(x, block, edges)
+    rows, where, _ = cut_blocks(x, block, edges)
     scale = find_largest(rows) / 127
     codes = (rows / avoid_zero(scale)).round_().nan_to_num_(0.0).clamp_(-127, 127)
-    return hold(scale), codes.to(torch.int8).view(-1)[place]
+    return put(hold(scale), codes.to(torch.int8).view(-1)[where], into)
 
 
 def fp8_encode(
-    x: Tensor, /, block: int, edges: Edges = None
+    x: Tensor, /, block: int, edges: Edges = None, into: Room = None
 ) -> tuple[Tensor, Tensor]:  # (n,) -> (blocks,), (n,) uint8
     """A scale for every block, and the nearest e4m3 multiples of it."""
-    rows, place, _ = cut_blocks(x, block, edges)
+    rows, where, _ = cut_blocks(x, block, edges)
     scale = find_largest(rows) / TOP_FP8
     small = (rows / avoid_zero(scale)).clamp_(-TOP_FP8, TOP_FP8)
     small = torch.where(scale.isfinite(), small, 0.0)
-    return hold(scale), small.to(torch.float8_e4m3fn).view(torch.uint8).view(-1)[place]
+    codes = small.to(torch.float8_e4m3fn).view(torch.uint8).view(-1)[where]
+    return put(hold(scale), codes, into)
 
 
 def fp8_decode(
-    codes: Tensor, scale: Tensor, /, block: int, edges: Edges = None
-) -> Tensor:  # (n,), (blocks,) -> (n,)
-    """The numbers that the codes stand for, in the precision of their scales."""
-    return scaled(codes.view(torch.float8_e4m3fn).to(scale.dtype), scale, block, edges)
+    codes: Tensor, scale: Tensor, /, block: int, edges: Edges = None, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # (n,), (blocks,) -> (n,)  # fmt: skip
+    """The numbers that the codes stand for, in the precision of their scales; see `scaled`."""
+    small = codes.view(torch.float8_e4m3fn).to(scale.dtype)
+    return scaled(small, scale, block, edges, out, alpha)
 
 
 def sign_encode(
@@ -117,7 +139,7 @@ def levels_encode(
     Numbers are first held at `clip` root mean squares. The scale is the norm (`"l2"`) or the
     largest magnitude (`"max"`) over the levels; if `fitted`, the least-squares one of these codes.
     """
-    rows, place, sizes = cut_blocks(x, block, edges)
+    rows, where, sizes = cut_blocks(x, block, edges)
     top = find_largest(rows)
     unit = rows / avoid_zero(top)  # within -1 and 1: squares neither overflow nor vanish
     clipped = unit
@@ -136,7 +158,7 @@ def levels_encode(
     if fitted:
         square = _add_up(codes.double().square())
         step = (_add_up(unit.double() * codes) / avoid_zero(square)).to(x.dtype)
-    kept = torch.where(top.isfinite(), codes, 0.0).view(-1)[place]
+    kept = torch.where(top.isfinite(), codes, 0.0).view(-1)[where]
     return hold(top * step), (kept + levels).to(torch.uint8)
 
 
@@ -169,14 +191,28 @@ def list_powers(top: int) -> Tensor:  # (256,)
 
 
 def scaled(
-    codes: Tensor, scale: Tensor, /, block: int, edges: Edges = None
-) -> Tensor:  # (n,), (blocks,) -> (n,)
-    """Codes times their block's scale; rounding up past the largest number stops there."""
+    codes: Tensor, scale: Tensor, block: int, edges: Edges = None, out: Tensor | None = None,
+    alpha: float | None = None,
+) -> Tensor:  # (n,), (blocks,) -> (n,)  # fmt: skip
+    """Codes times their block's scale, new or placed in `out`; rounding up past the largest number
+    stops there."""
     top = torch.finfo(scale.dtype).max
     values = (
         codes.to(scale.dtype) * scale[find_block(find_edges(codes, block, edges), codes.numel())]
     )
-    return values.clamp_(-top, top)
+    return place(values.clamp_(-top, top), out, alpha)
+
+
+def place(values: Tensor, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
+    """The values as they are; or in place of what `out` holds, or alpha times them added to it."""
+    if out is None:
+        return values
+    return out.copy_(values) if alpha is None else out.add_(values * alpha)
+
+
+def put(scale: Tensor, codes: Tensor, into: Room) -> tuple[Tensor, Tensor]:
+    """Both as they are, or copied into the room there is for them."""
+    return (scale, codes) if into is None else (into[0].copy_(scale), into[1].copy_(codes))
 
 
 def draw_uniform(n: int, seed: int, device: torch.device | str = "cpu") -> Tensor:  # (n,) float32
