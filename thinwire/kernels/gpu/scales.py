@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.gpu.bits import pack
 from thinwire.kernels.gpu.launch import launch
 from thinwire.kernels.reference import scales as reference
+from thinwire.kernels.reference.bits import pack
 from thinwire.kernels.reference.scales import TOP, TOP_FP8, TOP_HALF, WORD, Edges, find_edges
 
 
