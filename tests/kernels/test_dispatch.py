@@ -24,9 +24,10 @@ OPERATIONS = {
     if getattr(there, "__module__", "") == file.__name__ and hasattr(kernels, name)
 }
 TORCH_ON_CUDA = {
-    "ascending", "bitmap_decode", "bitmap_encode", "block_decode", "block_encode", "compress",
-    "finite", "gather", "member", "natural_decode", "natural_encode", "pack", "rice_decode",
-    "rice_encode", "rice_size", "unpack",
+    "ascending", "bf16_encode", "bitmap_decode", "bitmap_encode", "block_decode", "block_encode",
+    "compress", "either", "finite", "gather", "half_encode", "member", "natural_decode",
+    "natural_encode", "onebit_encode", "pack", "rice_decode", "rice_encode", "rice_size",
+    "sign_encode", "unpack",
 }  # fmt: skip
 
 
