@@ -248,4 +248,4 @@ def _sparse_bytes(grad: Tensor) -> int:
 
 
 def _cut(flat: Tensor, slot: Slot) -> Tensor:
-    return flat[slot.offset : slot.offset + slot.numel]
+    return flat[slot.offset : slot.stop]

@@ -34,8 +34,7 @@ class StaysDense:
     density: Density
 
     def __call__(self, slot: Slot) -> bool:
-        alone = Layout((slot,), slot.offset + slot.numel)
-        return self.rule(slot) or sends_all(alone, self.over, self.density)
+        return self.rule(slot) or sends_all(Layout((slot,), slot.stop), self.over, self.density)
 
 
 @dataclass(frozen=True)
