@@ -26,7 +26,7 @@ from thinwire.payload import Mapped
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.remember import Remember, memories
 from thinwire.route import Route, Rule
-from thinwire.schedule import checked_whole
+from thinwire.schedule import checked_whole, is_whole
 
 __all__ = [
     "Alternate", "InBasis", "Remember", "Route", "Rule", "Scheduled", "Warmup", "Watch", "dense",
@@ -47,8 +47,7 @@ class Alternate:
     until: int | None = None
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in self.period)
-        if len(self.period) != 2 or not whole or min(self.period) < 1:
+        if len(self.period) != 2 or not all(is_whole(n) and n >= 1 for n in self.period):
             raise ValueError(
                 f"a period is two numbers of steps, 1 or more each, got {self.period!r}; (1, 1) "
                 "changes every step"

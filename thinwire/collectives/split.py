@@ -23,7 +23,7 @@ from thinwire.comm.metered import COUNT
 from thinwire.layout import regions
 from thinwire.payload import Dense, Payload, Sparse, add_up, together
 from thinwire.protocols import Traffic
-from thinwire.schedule import checked_whole
+from thinwire.schedule import checked_whole, is_number
 from thinwire.state import State
 from thinwire.wire import Span, Wire
 from thinwire.wire.link import Link
@@ -119,7 +119,7 @@ def check_steps(**options: int) -> None:
 
 def check_factors(**options: float) -> None:
     for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        if not is_number(value) or not value >= 1:
             raise ValueError(f"{name} must be a factor of at least 1.0, got {value!r}")
 
 

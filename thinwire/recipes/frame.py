@@ -9,7 +9,7 @@ frame           warm-up, memory, and parameters without feedback
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -76,7 +76,7 @@ def choose(
 ) -> Select:
     """Choosing and adding up."""
     if ragged and not promised(CollectivePromises, own).ragged:
-        own = _takes_any_count(own)
+        own = replace(cast(Any, own), ragged=True)
     collective = read_collective(shared["collective"], ragged=ragged, own=own)
     wire = as_wire(shared["wire"], indices)
     _check_zero(collective, wire)
@@ -157,8 +157,3 @@ def _by_node(collective: Merge, inner: Reducer) -> Reducer:
     """Around what selects, if the caller wants two levels."""
     given = named_collective(collective, ragged=True) if isinstance(collective, str) else collective
     return ByNode(inner, read_nodes(given.nodes)) if isinstance(given, TwoLevel) else inner
-
-
-def _takes_any_count(collective: Any) -> Collective:
-    varying: Collective = replace(collective, ragged=True)
-    return varying

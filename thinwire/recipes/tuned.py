@@ -24,7 +24,7 @@ from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.recipes.merging import gtopk, slots
 from thinwire.recipes.recipe import recipe
 from thinwire.recipes.values import bf16, int4, int8
-from thinwire.schedule import Flushed, Number, Ramp, checked_flag
+from thinwire.schedule import Flushed, Number, Ramp, checked_flag, is_number, is_whole
 
 CODES = ((2.05, bf16), (4.1, int8), (8.1, int4))  # the most each of them saves, and a little
 WIRE = "int8+auto"
@@ -126,14 +126,13 @@ def tuned(saving: float = 4.0, steps: int | None = None, *, clipped: bool = Fals
 
 
 def _check(saving: float, steps: int | None) -> None:
-    number = isinstance(saving, int | float) and not isinstance(saving, bool)
-    if not number or not 1 <= saving <= 1000:
+    if not is_number(saving) or not 1 <= saving <= 1000:
         raise ValueError(
             f"saving says how many times fewer bytes, from 1 to 1000, got {saving!r}; 4 is eight "
             "bits per value, and 16 a sparse recipe"
         )
-    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
-    if not (whole or (steps is None and saving <= CODES[-1][0])):
+    needed = steps is not None or saving > CODES[-1][0]
+    if needed and not (is_whole(steps) and steps >= 1):
         raise ValueError(
             f"steps must be how many optimizer steps the training has, got {steps!r}; e.g. "
             f"tuned(saving={saving:g}, steps=10_000)"
