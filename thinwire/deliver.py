@@ -6,6 +6,7 @@ one whose turn it is (`Drained`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,10 +18,10 @@ from thinwire.describe import parts, rebuilt, rebuilt_inside, spell
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout
 from thinwire.memory import MomentumCorrected, Residual
-from thinwire.payload import Parts, nothing
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.reducers import Project
 from thinwire.remember import Remember, memories
+from thinwire.route import combine
 
 
 def dense() -> Reducer:
@@ -92,16 +93,12 @@ class Drained:
         for start, stop in runs:
             for reduced in results[1:]:
                 mean[start:stop] += reduced.mean[start:stop]
-        undos = [reduced.undo for reduced in results if reduced.undo]
-        if not all(kernels.finite(mean[start:stop]) for start, stop in runs):
-            for undo in undos:
-                undo()
-            return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
-        sent = Parts(tuple((0, reduced.sent) for reduced in results), bucket.layout.numel)
-        unused, kept = results[0].unused, results[0].entries
-        return Reduced(
-            mean=mean, sent=sent, undo=lambda: [u() for u in undos], unused=unused, kept=kept
-        )
+        finite = all(kernels.finite(mean[start:stop]) for start, stop in runs)
+        both = combine(results, mean, finite=finite)
+        if not finite:
+            return both
+        first = results[0]
+        return replace(both, unused=first.unused, kept=first.entries, peak=math.inf)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         (_, reducer), *others = self.chooser.turns(step)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from torch import Tensor
+
 from thinwire.bucket import Bucket
 from thinwire.describe import spell
 from thinwire.layout import Layout, Slot
@@ -64,16 +66,21 @@ def join(bucket: Bucket, results: list[tuple[Layout, Reduced]]) -> Reduced:
             for start, stop in part.runs:
                 mean[start:stop] = reduced.mean[start:stop]
     done = [reduced for _, reduced in results]
-    undos = [reduced.undo for reduced in done if reduced.undo]
-    if not all(reduced.finite for reduced in done):
+    return combine(done, mean, finite=all(reduced.finite for reduced in done))
+
+
+def combine(results: list[Reduced], mean: Tensor, *, finite: bool) -> Reduced:
+    """All that these have sent, under one mean; nothing and no trace, if that is not finite."""
+    undos = [reduced.undo for reduced in results if reduced.undo]
+    if not finite:
         for undo in undos:
             undo()
-        return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
+        return Reduced(mean=mean, sent=nothing(mean.numel()), finite=False)
     return Reduced(
         mean=mean,
-        sent=Parts(tuple((0, reduced.sent) for reduced in done), bucket.layout.numel),
+        sent=Parts(tuple((0, reduced.sent) for reduced in results), mean.numel()),
         undo=(lambda: [undo() for undo in undos]) if undos else None,
-        unused=tuple(name for reduced in done for name in reduced.unused),
-        kept=sum(reduced.entries for reduced in done),
-        peak=max(reduced.peak for reduced in done),
+        unused=tuple(name for reduced in results for name in reduced.unused),
+        kept=sum(reduced.entries for reduced in results),
+        peak=max(reduced.peak for reduced in results),
     )
