@@ -89,11 +89,13 @@ def split_reduce(
 def split(mine: Sparse, spans: list[Span]) -> list[Sparse]:
     """My entries by region; they ascend already."""
     cuts = torch.tensor([*(start for start, _ in spans), spans[-1][1]], device=mine.indices.device)
-    edges = torch.searchsorted(mine.indices, cuts).tolist()
-    return [
-        Sparse(mine.indices[a:b], mine.values[a:b], mine.numel)
-        for a, b in itertools.pairwise(edges)
-    ]
+    return cut(mine, torch.searchsorted(mine.indices, cuts).tolist())
+
+
+def cut(mine: Sparse, edges: list[int]) -> list[Sparse]:
+    """My entries from each of these to the next."""
+    pairs = itertools.pairwise(edges)
+    return [Sparse(mine.indices[a:b], mine.values[a:b], mine.numel) for a, b in pairs]
 
 
 def all_counts(mine: Sparse, link: Link) -> list[int]:

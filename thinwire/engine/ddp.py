@@ -157,7 +157,11 @@ class Dispatcher:
             if expected is None:  # DDP has rebuilt its buckets, for good
                 self._rebuilding = None
         if flat.is_sparse:
-            return self._pass_through(flat, layout.slots[0].name, intake, first, last)
+            name = layout.slots[0].name
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning("%s: sparse gradient, passed through uncompressed", name)
+            return intake.submit_sparse(flat, name, first=first, last=last)
         unused = None
         if self._tracks_unused:
             zero = (s.name for s in layout.slots if not bool(flat[s.offset : s.stop].any()))
@@ -170,14 +174,6 @@ class Dispatcher:
         if key not in self._layouts:
             self._layouts[key] = Layout.of({self._names[id(p)]: p for p in parameters})
         return self._layouts[key]
-
-    def _pass_through(
-        self, grad: Tensor, name: str, intake: Intake, first: bool, last: bool
-    ) -> torch.futures.Future[Tensor]:
-        if name not in self._warned:
-            self._warned.add(name)
-            log.warning("%s: sparse gradient, passed through uncompressed", name)
-        return intake.submit_sparse(grad, name, first=first, last=last)
 
 
 def thinwire_hook(state: Dispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -16,8 +16,7 @@ import torch
 from thinwire.bucket import Bucket, View
 from thinwire.by_node import ByNode
 from thinwire.choose import Choose
-from thinwire.collectives.cheapest import Cheapest
-from thinwire.collectives.two_level import TwoLevel
+from thinwire.collectives import Cheapest, TwoLevel
 from thinwire.combinators import Remember, Route, Rule, Warmup, dense
 from thinwire.comm.nodes import read_nodes
 from thinwire.layout import Layout, Slot

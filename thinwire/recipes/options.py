@@ -10,15 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from thinwire import collectives
 from thinwire.bucket import View, by_layer, whole
-from thinwire.collectives.cheapest import Cheapest
-from thinwire.collectives.gather import AllGather
-from thinwire.collectives.gtopk import GTopK
-from thinwire.collectives.oktopk import OkTopk
-from thinwire.collectives.slots import Slots
-from thinwire.collectives.spardl import BlockQuota
-from thinwire.collectives.split import SplitReduce
-from thinwire.collectives.two_level import TwoLevel
+from thinwire.collectives import AllGather, TwoLevel
 from thinwire.combinators import Rule
 from thinwire.layout import Slot
 from thinwire.memory import MomentumCorrected, Residual
@@ -87,13 +81,13 @@ USUAL: dict[str, Any] = {
 }  # fmt: skip
 COLLECTIVES: dict[str, Callable[[bool], Collective | TwoLevel]] = {  # by whether counts vary
     "gather": lambda ragged: AllGather(ragged=ragged),
-    "gtopk": lambda ragged: GTopK(ragged=ragged),
-    "tree": lambda ragged: GTopK(ragged=ragged, tree=True),
-    "topkdsa": lambda ragged: SplitReduce(),
-    "oktopk": lambda ragged: OkTopk(),
-    "slots": lambda ragged: Slots(),
-    "spardl": lambda ragged: BlockQuota(),
-    "cheapest": lambda ragged: Cheapest(),
+    "gtopk": lambda ragged: collectives.GTopK(ragged=ragged),
+    "tree": lambda ragged: collectives.GTopK(ragged=ragged, tree=True),
+    "topkdsa": lambda ragged: collectives.SplitReduce(),
+    "oktopk": lambda ragged: collectives.OkTopk(),
+    "slots": lambda ragged: collectives.Slots(),
+    "spardl": lambda ragged: collectives.BlockQuota(),
+    "cheapest": lambda ragged: collectives.Cheapest(),
     "two_level": lambda ragged: TwoLevel(),
 }
 
