@@ -27,7 +27,7 @@ from thinwire.layout import Layout, Slot
 from thinwire.operand import working_dtype
 from thinwire.payload import at_runs, nothing
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
-from thinwire.remember import memories
+from thinwire.remember import refuse_memory
 from thinwire.wire import Span
 
 
@@ -41,11 +41,8 @@ class ByNode:
 
     def __post_init__(self) -> None:
         check_nodes(self.nodes)
-        if memories(self.inner):
-            raise ValueError(
-                "a memory inside a node would keep what another rank has handed over; put Remember "
-                f"outside: Remember(ByNode(...)), got {self.inner}"
-            )
+        why = "a node would keep what another rank has handed over"
+        refuse_memory(self.inner, "ByNode", why)
 
     __repr__ = spell
 

@@ -29,7 +29,7 @@ from thinwire.describe import rebuilt, spell
 from thinwire.layout import Layout, Slot
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.reducers import Select
-from thinwire.remember import memories
+from thinwire.remember import refuse_memory
 from thinwire.route import join
 
 PART = "plan"
@@ -81,11 +81,8 @@ class Choose:
     def __post_init__(self) -> None:
         if len(self.choices) < 2:
             raise ValueError(f"a choice needs at least two recipes, got {len(self.choices)}")
-        if memories(self.choices):
-            raise ValueError(
-                "a memory inside a choice would keep what the next choice has to send; put "
-                f"Remember outside: Remember(Choose(...)), got {self.choices}"
-            )
+        why = "a choice would keep what the next choice has to send"
+        refuse_memory(self.choices, "Choose", why)
         if not isinstance(self.tries, int) or self.tries <= SETTLING:
             raise ValueError(
                 f"tries must be more than {SETTLING} steps, because the first do not count, got "

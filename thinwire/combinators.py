@@ -24,7 +24,7 @@ from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Mapped
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
-from thinwire.remember import Remember, memories
+from thinwire.remember import Remember, memories, refuse_memory
 from thinwire.route import Route, Rule
 from thinwire.schedule import checked_whole, is_whole
 
@@ -151,11 +151,8 @@ class InBasis:
     inner: Reducer
 
     def __post_init__(self) -> None:
-        if memories(self.inner):
-            raise ValueError(
-                "a memory inside another basis could not be saved by parameter; put Remember "
-                f"outside: Remember(InBasis(...)), got {self.inner}"
-            )
+        why = "another basis could not be saved by parameter"
+        refuse_memory(self.inner, "InBasis", why)
 
     __repr__ = spell
 

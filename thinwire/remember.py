@@ -34,6 +34,14 @@ def memories(recipe: Any) -> list[Memory]:
     return [part for part in parts(recipe) if hasattr(part, "fold") and hasattr(part, "keep")]
 
 
+def refuse_memory(inner: Any, outside: str, why: str) -> None:
+    """Raise ValueError if what this combinator holds keeps a memory of its own."""
+    if memories(inner):
+        raise ValueError(
+            f"a memory inside {why}; put Remember outside: Remember({outside}(...)), got {inner}"
+        )
+
+
 @dataclass(frozen=True)
 class Remember:
     """What was not sent is kept, and added to the next gradient.

@@ -17,7 +17,7 @@ from thinwire.combinators import Rule
 from thinwire.layout import Slot
 from thinwire.memory import MomentumCorrected, Residual
 from thinwire.protocols import Collective, CollectivePromises, Memory, Selector, promised
-from thinwire.schedule import ByParameter, Density, Number, Which
+from thinwire.schedule import ByParameter, Density, Number, Which, is_whole
 from thinwire.selectors.drift import Drifting
 from thinwire.selectors.topk import topk
 from thinwire.wire import Wire
@@ -90,6 +90,9 @@ COLLECTIVES: dict[str, Callable[[bool], Collective | TwoLevel]] = {  # by whethe
     "cheapest": lambda ragged: collectives.Cheapest(),
     "two_level": lambda ragged: TwoLevel(),
 }
+MEMORIES: dict[str, Memory | None] = {
+    "none": None, "residual": Residual(), "momentum": MomentumCorrected(),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,8 @@ def named_collective(name: str, ragged: bool) -> Collective | TwoLevel:
 
 def read_memory(memory: str | Memory) -> Memory | None:
     """The memory of that name, or the memory itself; None if nothing is kept."""
-    if memory == "none":
-        return None
-    if memory == "residual":
-        return Residual()
-    if memory == "momentum":
-        return MomentumCorrected()
+    if isinstance(memory, str) and memory in MEMORIES:
+        return MEMORIES[memory]
     named = isinstance(memory, str | type)  # a class is not a memory yet
     if named or not (hasattr(memory, "fold") and hasattr(memory, "keep")):
         raise ValueError(
@@ -172,8 +171,7 @@ def read_memory(memory: str | Memory) -> Memory | None:
 
 def read_estimate(estimate: bool | int, pick: Selector, over: View) -> Selector:
     """The selector itself, or one that reuses its threshold."""
-    whole_number = isinstance(estimate, int) and estimate >= 1
-    if not isinstance(estimate, bool) and not whole_number:
+    if not isinstance(estimate, bool) and not (is_whole(estimate) and estimate >= 1):
         raise ValueError(
             f"estimate must be True, False or a first interval of turns, got {estimate!r}"
         )
