@@ -6,7 +6,6 @@ starts dense and ramps down, with as much of it as the budget of the whole train
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from thinwire.comm.metered import all_reduced
 from thinwire.describe import parts, rebuilt, spell
 from thinwire.layout import Layout
 from thinwire.memory import MomentumCorrected
+from thinwire.partial import interpolate
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.recipes.merging import gtopk, slots
 from thinwire.recipes.recipe import recipe
@@ -149,7 +149,7 @@ def _ends(
     density is the same in all steps. `flushed` counts the steps of a training whose last is whole.
     """
     prices = _prices(name, world, numel)
-    whole = _price(1.0, prices) / flushed if flushed else 0.0
+    whole = interpolate(prices, 1.0) / flushed if flushed else 0.0
 
     def spent(start: float, end: float) -> float:
         return _mean(start, end, share, prices) + whole
@@ -173,16 +173,8 @@ def _solve(spent: Callable[[float], float], budget: float, low: float, high: flo
 def _mean(start: float, end: float, share: float, prices: list[tuple[float, float]]) -> float:
     """The mean share of dense bytes over a ramp and what follows it."""
     ramp = (start * (end / start) ** (i / SAMPLES) for i in range(SAMPLES))
-    return share * sum(_price(d, prices) for d in ramp) / SAMPLES + (1 - share) * _price(
-        end, prices
-    )
-
-
-def _price(density: float, prices: list[tuple[float, float]]) -> float:
-    """Between two densities whose price is known."""
-    at = min(len(prices) - 1, max(1, bisect.bisect_left(prices, (density, 0.0))))
-    (d0, p0), (d1, p1) = prices[at - 1], prices[at]
-    return p0 + (p1 - p0) * (density - d0) / (d1 - d0)
+    total = sum(interpolate(prices, density) for density in ramp)
+    return share * total / SAMPLES + (1 - share) * interpolate(prices, end)
 
 
 @lru_cache
