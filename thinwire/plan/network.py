@@ -73,19 +73,16 @@ class Network:
         return line.alpha * messages(verb, self.world) + line.beta * sent
 
     def at(self, world: int) -> Network:
-        """The same links among more or fewer ranks."""
-        return self if world == self.world else replace(self._straight(), world=world)
+        """The same links among more or fewer ranks: points were measured at one size of group."""
+        if world == self.world:
+            return self
+        lines = {verb: replace(line, points=()) for verb, line in self.lines.items()}
+        return replace(self, world=world, lines=lines)
 
     def at_rate(self, bits: float) -> Network:
-        """The same messages over links of another rate."""
-        lines = {
-            verb: replace(line, beta=8 / bits) for verb, line in self._straight().lines.items()
-        }
-        return replace(self, lines=lines)
-
-    def _straight(self) -> Network:
-        """By the lines alone, without the points that were measured at one size of group."""
-        lines = {verb: replace(line, points=()) for verb, line in self.lines.items()}
+        """The same messages over links of another rate, at which no points were measured."""
+        beta = 8 / bits
+        lines = {v: replace(line, beta=beta, points=()) for v, line in self.lines.items()}
         return replace(self, lines=lines)
 
 

@@ -25,7 +25,6 @@ from thinwire.protocols import Collective, CollectivePromises, Reducer, Selector
 from thinwire.recipes.options import (
     Densities,
     Merge,
-    Parameters,
     Shared,
     Sparse,
     named_collective,
@@ -114,7 +113,13 @@ def frame(inner: Reducer, shared: Shared) -> Reducer:
     unfed = shared["no_feedback"]
     if not unfed:
         return kept
-    return Route(_unfed(unfed, shared), inner, kept)
+    rule = read_rule("no_feedback", unfed)
+    if shared["memory"] == "none":
+        raise ValueError(
+            f"no_feedback says which parameters keep no residual, got {unfed!r} where none does "
+            "(memory='none'); give one of them"
+        )
+    return Route(rule, inner, kept)
 
 
 def sends_all(layout: Layout, over: View, density: Density) -> bool:
@@ -130,16 +135,6 @@ def sends_all(layout: Layout, over: View, density: Density) -> bool:
 def no_parameter(slot: Slot) -> bool:
     """The rule that holds for no parameter."""
     return False
-
-
-def _unfed(given: Parameters, shared: Shared) -> Rule:
-    unfed = read_rule("no_feedback", given)
-    if shared["memory"] == "none":
-        raise ValueError(
-            f"no_feedback says which parameters keep no residual, got {given!r} where none does "
-            "(memory='none'); give one of them"
-        )
-    return unfed
 
 
 def _check_zero(collective: Collective, wire: Wire) -> None:
