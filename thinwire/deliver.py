@@ -31,12 +31,9 @@ def dense() -> Reducer:
 
 def remembers(recipe: Reducer) -> bool:
     """Whether a residual may be held anywhere in it; of a foreign reducer we must assume so."""
-    return bool(memories(recipe)) or any(map(_foreign, (recipe, *reducers(recipe))))
-
-
-def reducers(recipe: Reducer) -> list[Reducer]:
-    """The recipe and all reducers somewhere in it."""
-    return [part for part in parts(recipe) if _is_reducer(part)]
+    known = (recipe, *filter(_is_reducer, parts(recipe)))
+    foreign = [part for part in known if not type(part).__module__.startswith("thinwire.")]
+    return bool(memories(recipe) or foreign)
 
 
 def dense_form(recipe: Reducer) -> Reducer:
@@ -61,10 +58,6 @@ def _dense_part(part: Any) -> Any:
 
 def _is_reducer(part: Any) -> bool:
     return hasattr(part, "reduce") and not isinstance(part, type)
-
-
-def _foreign(part: Any) -> bool:
-    return not type(part).__module__.startswith("thinwire.")
 
 
 class Chooser(Protocol):
