@@ -132,7 +132,7 @@ def read_collective(
     collective: Merge, *, ragged: bool, own: Collective | None = None
 ) -> Collective:
     """The caller's collective, or the recipe's own: an all-gather that takes the counts it has."""
-    given = named_collective(collective, ragged) if isinstance(collective, str) else collective
+    given = named_collective(collective, ragged)
     collective = given.between if isinstance(given, TwoLevel) else given
     if collective is not None and not callable(getattr(collective, "sum", None)):
         raise ValueError(f"collective must have sum(...), e.g. AllGather(), got {collective!r}")
@@ -143,8 +143,10 @@ def read_collective(
     return collective or own or AllGather(ragged=ragged)
 
 
-def named_collective(name: str, ragged: bool) -> Collective | TwoLevel:
-    """The collective of that name, for counts that vary or do not."""
+def named_collective(name: Merge, ragged: bool) -> Collective | TwoLevel | None:
+    """The collective of that name, for counts that vary or do not; what is no name, as it is."""
+    if not isinstance(name, str):
+        return name
     size = re.fullmatch(r"two_level\((\d+)\)", name)
     if size:
         return TwoLevel(nodes=int(size[1]))
