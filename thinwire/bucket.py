@@ -230,7 +230,7 @@ def _by_rows(
             layer: Tensor | Sum = _stretch(bucket, slot.offset, slot.numel, r)
             place: Callable[[Tensor], Tensor] = _shift(slot.offset)
         else:  # rows are scattered over memory: copy them together, and remember where from
-            values = evaluate(bucket.flat[slot.offset : slot.offset + slot.numel])
+            values = evaluate(bucket.flat[slot.offset : slot.stop])
             native = values.as_strided(slot.shape, slot.strides, values.storage_offset())
             layer = native.permute(order).reshape(r, -1)
             place = _scatter(slot.offset, sizes, strides)

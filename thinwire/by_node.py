@@ -25,9 +25,10 @@ from thinwire.comm.pairwise import Pairwise
 from thinwire.describe import spell
 from thinwire.layout import Layout, Slot
 from thinwire.operand import working_dtype
-from thinwire.payload import Dense, Parts, nothing
+from thinwire.payload import at_runs, nothing
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
-from thinwire.remember import memories
+from thinwire.remember import refuse_memory
+from thinwire.wire import Span
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,8 @@ class ByNode:
 
     def __post_init__(self) -> None:
         check_nodes(self.nodes)
-        if memories(self.inner):
-            raise ValueError(
-                "a memory inside a node would keep what another rank has handed over; put Remember "
-                f"outside: Remember(ByNode(...)), got {self.inner}"
-            )
+        why = "a node would keep what another rank has handed over"
+        refuse_memory(self.inner, "ByNode", why)
 
     __repr__ = spell
 
@@ -55,9 +53,10 @@ class ByNode:
         node, across = Pairwise(comm, here), Pairwise(comm, [group[place] for group in groups])
         packed, x = _pack(bucket)
         shares = deal(packed, len(here))
-        own = slice(*_run(shares[place]))
+        runs = [_run(share) for share in shares]
+        own = slice(*runs[place])
         mark(comm, "sum in node")
-        summed = _sum_shares(x, shares, place, node)
+        summed = _sum_shares(x, runs, place, node)
         if not kernels.finite(summed[own]):  # whatever the inner recipe picks, it will see it
             summed[own] = float("nan")
         unused = bucket.unused
@@ -70,7 +69,7 @@ class ByNode:
         before = summed[own].clone()  # the inner recipe may write over what it reduces
         reduced = self.inner.reduce(inside, across)
         mark(comm, "share in node")
-        mean = _gather_shares(reduced.mean, shares, place, node).div_(len(here))
+        mean = _gather_shares(reduced.mean, runs, place, node).div_(len(here))
         names: tuple[str, ...] = ()
         if unused is not None:  # each rank has learned it of its own share
             names = _names_of(_votes(reduced.unused, packed, node, x).amax(dim=0), packed)
@@ -80,7 +79,7 @@ class ByNode:
             return Reduced(mean=whole, sent=nil, finite=False, unused=names)
         # theirs is handed over; of my own share, what the node has not sent stays with me
         x[own] -= before
-        sent = _parts(reduced.sent.add_into(x), bucket.layout)
+        sent = at_runs(reduced.sent.add_into(x), bucket.layout.runs, bucket.layout.numel)
         entries = reduced.entries * len(here)  # others of the node have as much of their shares
         whole = _unpack(mean, bucket.layout)
         return Reduced(mean=whole, sent=sent, unused=names, kept=entries)
@@ -110,15 +109,14 @@ def deal(layout: Layout, size: int) -> list[tuple[Slot, ...]]:
     return [tuple(share) for share in shares]
 
 
-def _run(slots: Sequence[Slot]) -> tuple[int, int]:
+def _run(slots: Sequence[Slot]) -> Span:
     """From the first to the last entry of these."""
-    stops = [slot.offset + slot.numel for slot in slots]
+    stops = [slot.stop for slot in slots]
     return (slots[0].offset, max(stops)) if slots else (0, 0)
 
 
-def _sum_shares(x: Tensor, shares: list[tuple[Slot, ...]], place: int, node: Pairwise) -> Tensor:
+def _sum_shares(x: Tensor, runs: list[Span], place: int, node: Pairwise) -> Tensor:
     """The node's sum at my share; other entries are nobody's business here."""
-    runs = [_run(share) for share in shares]
     start, stop = runs[place]
     parts = node.all_to_all([x[a:b] for a, b in runs], [stop - start] * node.size)
     out = torch.zeros_like(x)
@@ -127,10 +125,7 @@ def _sum_shares(x: Tensor, shares: list[tuple[Slot, ...]], place: int, node: Pai
     return out
 
 
-def _gather_shares(
-    mean: Tensor, shares: list[tuple[Slot, ...]], place: int, node: Pairwise
-) -> Tensor:
-    runs = [_run(share) for share in shares]
+def _gather_shares(mean: Tensor, runs: list[Span], place: int, node: Pairwise) -> Tensor:
     got = node.all_gather(mean[slice(*runs[place])], [b - a for a, b in runs])
     out = torch.zeros_like(mean)
     for (start, stop), part in zip(runs, got, strict=True):
@@ -149,18 +144,10 @@ def _pack(bucket: Bucket) -> tuple[Layout, Tensor]:
 
 def _unpack(flat: Tensor, layout: Layout) -> Tensor:
     out = torch.zeros(layout.numel, dtype=flat.dtype, device=flat.device)
-    for (start, stop), part in zip(layout.runs, _by_run(flat, layout), strict=True):
+    parts = flat.split([stop - start for start, stop in layout.runs])
+    for (start, stop), part in zip(layout.runs, parts, strict=True):
         out[start:stop] = part
     return out
-
-
-def _parts(flat: Tensor, layout: Layout) -> Parts:
-    pieces = zip(layout.runs, _by_run(flat, layout), strict=True)
-    return Parts(tuple((start, Dense(part)) for (start, _), part in pieces), layout.numel)
-
-
-def _by_run(flat: Tensor, layout: Layout) -> list[Tensor]:
-    return list(flat.split([stop - start for start, stop in layout.runs])) if layout.runs else []
 
 
 def _votes(names: Collection[str], layout: Layout, node: Pairwise, x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from thinwire.describe import rebuilt, spell
 from thinwire.layout import Layout, Slot
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.reducers import Select
-from thinwire.remember import memories
+from thinwire.remember import refuse_memory
 from thinwire.route import join
 
 PART = "plan"
@@ -81,11 +81,8 @@ class Choose:
     def __post_init__(self) -> None:
         if len(self.choices) < 2:
             raise ValueError(f"a choice needs at least two recipes, got {len(self.choices)}")
-        if memories(self.choices):
-            raise ValueError(
-                "a memory inside a choice would keep what the next choice has to send; put "
-                f"Remember outside: Remember(Choose(...)), got {self.choices}"
-            )
+        why = "a choice would keep what the next choice has to send"
+        refuse_memory(self.choices, "Choose", why)
         if not isinstance(self.tries, int) or self.tries <= SETTLING:
             raise ValueError(
                 f"tries must be more than {SETTLING} steps, because the first do not count, got "
@@ -115,10 +112,10 @@ class Choose:
                 thinner = float(scope.of(ours[0]).get("thinner", 1.0))
                 # the whole layout, where it is one choice's, knows its runs already
                 part = bucket.layout if ours == slots else Layout(ours, bucket.layout.numel)
-                child = replace(bucket, layout=part)
                 if thinner != 1.0:
                     reducer = rebuilt(reducer, partial(_thin, thinner, part, bucket.step))
-                results.append((child, reducer.reduce(child.at(name), comm)))
+                child = replace(bucket, layout=part).at(name)
+                results.append((part, reducer.reduce(child, comm)))
         return join(bucket, results)
 
     @property
@@ -173,8 +170,7 @@ class Choose:
             return []
         if any("finals" not in scope.of(slot) for slot in bucket.layout.slots):
             trials = self._read_trials(bucket, comm)
-            times = [_median(map(trials.step, steps)) for steps in self._list_steps(since, [])]
-            seconds = average_over_ranks(times, comm)
+            seconds = _average_steps(trials, self._list_steps(since, []), comm)
             best = min((s for s in seconds if not math.isnan(s)), default=math.nan)
             near = [i for i, s in enumerate(seconds) if s <= (1 + self.finals) * best]
             marks = sum(1 << i for i in near if i != HOME) if len(near) > 1 else 0
@@ -223,7 +219,7 @@ class Fastest:
     margin: float = 0.03
 
     def __call__(self, trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> Assigned:
-        seconds = average_over_ranks([_median(map(trials.step, steps)) for steps in counted], comm)
+        seconds = _average_steps(trials, counted, comm)
         best = min(range(len(seconds)), key=lambda i: (math.isnan(seconds[i]), seconds[i]))
         near = not seconds[best] < (1 - self.margin) * seconds[HOME]
         pick = HOME if near else best
@@ -232,6 +228,11 @@ class Fastest:
 
 def _thin(factor: float, layout: Layout, step: int, part: Any) -> Any:
     return part.thin(factor, layout, step) if isinstance(part, Select) else part
+
+
+def _average_steps(trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> list[float]:
+    """Seconds of a step of every choice: the median of those that count, averaged over ranks."""
+    return average_over_ranks([_median(map(trials.step, steps)) for steps in counted], comm)
 
 
 def average_over_ranks(numbers: list[float], comm: Comm) -> list[float]:

@@ -24,9 +24,9 @@ from thinwire.layout import Layout
 from thinwire.operand import Sum, working_dtype
 from thinwire.payload import Mapped
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
-from thinwire.remember import Remember, memories
+from thinwire.remember import Remember, memories, refuse_memory
 from thinwire.route import Route, Rule
-from thinwire.schedule import checked_whole
+from thinwire.schedule import checked_whole, is_whole
 
 __all__ = [
     "Alternate", "InBasis", "Remember", "Route", "Rule", "Scheduled", "Warmup", "Watch", "dense",
@@ -47,8 +47,7 @@ class Alternate:
     until: int | None = None
 
     def __post_init__(self) -> None:
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in self.period)
-        if len(self.period) != 2 or not whole or min(self.period) < 1:
+        if len(self.period) != 2 or not all(is_whole(n) and n >= 1 for n in self.period):
             raise ValueError(
                 f"a period is two numbers of steps, 1 or more each, got {self.period!r}; (1, 1) "
                 "changes every step"
@@ -152,11 +151,8 @@ class InBasis:
     inner: Reducer
 
     def __post_init__(self) -> None:
-        if memories(self.inner):
-            raise ValueError(
-                "a memory inside another basis could not be saved by parameter; put Remember "
-                f"outside: Remember(InBasis(...)), got {self.inner}"
-            )
+        why = "another basis could not be saved by parameter"
+        refuse_memory(self.inner, "InBasis", why)
 
     __repr__ = spell
 

@@ -6,6 +6,7 @@ one whose turn it is (`Drained`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,10 +18,10 @@ from thinwire.describe import parts, rebuilt, rebuilt_inside, spell
 from thinwire.frames.shared import Identity
 from thinwire.layout import Layout
 from thinwire.memory import MomentumCorrected, Residual
-from thinwire.payload import Parts, nothing
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.reducers import Project
 from thinwire.remember import Remember, memories
+from thinwire.route import combine
 
 
 def dense() -> Reducer:
@@ -30,12 +31,9 @@ def dense() -> Reducer:
 
 def remembers(recipe: Reducer) -> bool:
     """Whether a residual may be held anywhere in it; of a foreign reducer we must assume so."""
-    return bool(memories(recipe)) or any(map(_foreign, (recipe, *reducers(recipe))))
-
-
-def reducers(recipe: Reducer) -> list[Reducer]:
-    """The recipe and all reducers somewhere in it."""
-    return [part for part in parts(recipe) if _is_reducer(part)]
+    known = (recipe, *filter(_is_reducer, parts(recipe)))
+    foreign = [part for part in known if not type(part).__module__.startswith("thinwire.")]
+    return bool(memories(recipe) or foreign)
 
 
 def dense_form(recipe: Reducer) -> Reducer:
@@ -60,10 +58,6 @@ def _dense_part(part: Any) -> Any:
 
 def _is_reducer(part: Any) -> bool:
     return hasattr(part, "reduce") and not isinstance(part, type)
-
-
-def _foreign(part: Any) -> bool:
-    return not type(part).__module__.startswith("thinwire.")
 
 
 class Chooser(Protocol):
@@ -92,16 +86,12 @@ class Drained:
         for start, stop in runs:
             for reduced in results[1:]:
                 mean[start:stop] += reduced.mean[start:stop]
-        undos = [reduced.undo for reduced in results if reduced.undo]
-        if not all(kernels.finite(mean[start:stop]) for start, stop in runs):
-            for undo in undos:
-                undo()
-            return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
-        sent = Parts(tuple((0, reduced.sent) for reduced in results), bucket.layout.numel)
-        unused, kept = results[0].unused, results[0].entries
-        return Reduced(
-            mean=mean, sent=sent, undo=lambda: [u() for u in undos], unused=unused, kept=kept
-        )
+        finite = all(kernels.finite(mean[start:stop]) for start, stop in runs)
+        both = combine(results, mean, finite=finite)
+        if not finite:
+            return both
+        first = results[0]
+        return replace(both, unused=first.unused, kept=first.entries, peak=math.inf)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
         (_, reducer), *others = self.chooser.turns(step)

@@ -98,7 +98,7 @@ def tag_call(thing: Thing, call: str) -> Thing:
 
 def spell(thing: Any) -> str:
     """As one would type it: the recipe's call, or constructors with what is not their default."""
-    if isinstance(thing, type | types.FunctionType):
+    if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType):
         return str(thing.__name__)
     if dataclasses.is_dataclass(thing):
         return str(getattr(thing, "call", None) or _spell_fields(thing))
@@ -118,8 +118,6 @@ def spell(thing: Any) -> str:
         return f"partial({', '.join([spell(thing.func), *map(spell, thing.args), *named])})"
     if isinstance(thing, types.MethodType):
         return f"{spell(thing.__self__)}.{thing.__func__.__name__}"
-    if isinstance(thing, types.BuiltinFunctionType):
-        return thing.__name__
     own: Any = type(thing).__repr__
     if own is object.__repr__:  # which would show an address
         return f"{type(thing).__name__}(...)"

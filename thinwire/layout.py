@@ -28,6 +28,11 @@ class Slot:
     def numel(self) -> int:
         return prod(self.shape)
 
+    @cached_property
+    def stop(self) -> int:
+        """Where it ends: one past its last entry."""
+        return self.offset + self.numel
+
     def view(self, flat: Tensor) -> Tensor:
         """This parameter inside `flat`, with its own shape (channels_last stays channels_last)."""
         return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.offset)
@@ -89,9 +94,9 @@ class Layout:
             if slot.numel == 0:
                 continue
             if runs and runs[-1][1] == slot.offset:
-                runs[-1] = (runs[-1][0], slot.offset + slot.numel)
+                runs[-1] = (runs[-1][0], slot.stop)
             else:
-                runs.append((slot.offset, slot.offset + slot.numel))
+                runs.append((slot.offset, slot.stop))
         return tuple(runs)
 
     @cached_property

@@ -12,6 +12,7 @@ taken from the budget of the others, so that the total stays what the density as
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -104,6 +105,13 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     if slope <= 0 or start < 0:  # too few buckets to tell: all of it is a matter of size
         return 0.0, sum(t) / max(1, sum(n))
     return start, slope
+
+
+def interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """On the way from one known point to the next; beyond the last ones, straight on."""
+    after = min(len(points) - 1, max(1, bisect_left(points, (x, 0.0))))
+    (x0, y0), (x1, y1) = points[after - 1], points[after]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def _measure(trials: Trials, counted: Sequence[Sequence[int]], comm: Comm) -> list[Measured]:

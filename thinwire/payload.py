@@ -7,7 +7,7 @@ feedback. `entries` counts the numbers a payload carries.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,10 +83,15 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Parts:
-    """Payloads at offsets of one flat buffer; no parts at all is the zero payload."""
+    """Payloads at offsets of one flat buffer; no parts at all is the zero payload.
+
+    Those a rank has not `chosen` it answers for all the same: rounded sums, entries that an owner
+    drops. A momentum is cleared only where its own rank chose to send.
+    """
 
     items: tuple[tuple[int, Payload], ...]
     numel: int
+    chosen: bool = True
 
     @property
     def entries(self) -> int:
@@ -141,33 +146,12 @@ class Mapped:
         return out.add_(self.back(coefficients), alpha=alpha)
 
 
-@dataclass(frozen=True)
-class Correction:
-    """What a rank answers for without having chosen it: rounded sums, entries that an owner drops.
-
-    A momentum is cleared only where its own rank chose to send, so it has to tell the two apart.
-    """
-
-    inner: Payload
-
-    @property
-    def numel(self) -> int:
-        return self.inner.numel
-
-    @property
-    def entries(self) -> int:
-        return self.inner.entries
-
-    def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        return self.inner.add_into(out, alpha)
-
-
 def find_chosen(payload: Payload) -> Tensor | None:
     """The positions this rank picked for itself, or None if it picked none: a dense share has no
     private choice in it."""
     if isinstance(payload, Sparse):
         return payload.indices
-    if isinstance(payload, Parts):
+    if isinstance(payload, Parts) and payload.chosen:
         found = [(offset, find_chosen(item)) for offset, item in payload.items]
         places = [index + offset for offset, index in found if index is not None]
         return torch.cat(places) if places else None
@@ -232,6 +216,12 @@ def limit(payload: Payload) -> Tensor:
 def nothing(numel: int) -> Parts:
     """The payload that adds nothing."""
     return Parts((), numel)
+
+
+def at_runs(packed: Tensor, runs: Sequence[tuple[int, int]], numel: int) -> Parts:
+    """Values that lie side by side, each run of them at its place in the buffer."""
+    pieces = packed.split([stop - start for start, stop in runs])
+    return Parts(tuple(zip((a for a, _ in runs), map(Dense, pieces), strict=True)), numel)
 
 
 def together(payloads: list[Sparse], numel: int) -> Sparse:

@@ -35,6 +35,14 @@ def memories(recipe: Any) -> list[Memory]:
     return [part for part in parts(recipe) if hasattr(part, "fold") and hasattr(part, "keep")]
 
 
+def refuse_memory(inner: Any, outside: str, why: str) -> None:
+    """Raise ValueError if what this combinator holds keeps a memory of its own."""
+    if memories(inner):
+        raise ValueError(
+            f"a memory inside {why}; put Remember outside: Remember({outside}(...)), got {inner}"
+        )
+
+
 @dataclass(frozen=True)
 class Remember:
     """What was not sent is kept, and added to the next gradient.
@@ -117,7 +125,7 @@ def _without_unused(reduced: Reduced, layout: Layout) -> Reduced:
 def _in_gradients_units(reduced: Reduced, units: list[tuple[Slot, float]]) -> Reduced:
     for slot, unit in units:
         if unit not in (0.0, 1.0):
-            reduced.mean[slot.offset : slot.offset + slot.numel].mul_(unit)
+            reduced.mean[slot.offset : slot.stop].mul_(unit)
     largest = max((unit for _, unit in units), default=1.0)
     reduced = replace(reduced, peak=reduced.peak * largest if largest else 0.0)
     return _without(reduced, [slot for slot, unit in units if unit == 0.0])
@@ -144,7 +152,7 @@ def _without(reduced: Reduced, gone: list[Slot]) -> Reduced:
     """Nothing is sent for these: their mean is zero, and what they hold stays."""
     if not gone:
         return reduced
-    gaps = tuple((slot.offset, slot.offset + slot.numel) for slot in gone)
+    gaps = tuple((slot.offset, slot.stop) for slot in gone)
     for start, stop in gaps:
         reduced.mean[start:stop] = 0.0
     return replace(reduced, sent=Without(reduced.sent, gaps))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
+from torch import Tensor
 
 from thinwire.bucket import Bucket
 from thinwire.describe import spell
@@ -29,28 +29,26 @@ class Route:
     no: Reducer
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Reduced:
-        results = [
-            (child, reducer.reduce(child.at(name), comm))
-            for name, child, reducer in self._children(bucket)
-        ]
+        results = []
+        for name, part, reducer in self._branches(bucket.layout):
+            child = replace(bucket, layout=part).at(name)
+            results.append((part, reducer.reduce(child, comm)))
         return join(bucket, results)
 
     def traffic(self, layout: Layout, world: int, step: int = 0) -> Traffic:
-        ghost = Bucket(flat=torch.empty(layout.numel, device="meta"), layout=layout, state={})
-        parts = [r.traffic(b.layout, world, step) for _, b, r in self._children(ghost)]
-        return sum(parts, Traffic())
+        branches = self._branches(layout)
+        return sum((r.traffic(part, world, step) for _, part, r in branches), Traffic())
 
     __repr__ = spell
 
-    def _children(self, bucket: Bucket) -> list[tuple[str, Bucket, Reducer]]:
-        layout = bucket.layout
+    def _branches(self, layout: Layout) -> list[tuple[str, Layout, Reducer]]:
         if layout not in self._known:
             chosen = {slot.name for slot in layout.slots if self.rule(slot)}
             yes = tuple(slot for slot in layout.slots if slot.name in chosen)
             no = tuple(slot for slot in layout.slots if slot.name not in chosen)
             self._known[layout] = Layout(yes, layout.numel), Layout(no, layout.numel)
         both = zip(("yes", "no"), self._known[layout], (self.yes, self.no), strict=True)
-        return [(name, replace(bucket, layout=part), r) for name, part, r in both if part.slots]
+        return [(name, part, reducer) for name, part, reducer in both if part.slots]
 
     @cached_property
     def _known(self) -> dict[Layout, tuple[Layout, Layout]]:
@@ -58,26 +56,31 @@ class Route:
         return {}
 
 
-def join(bucket: Bucket, results: list[tuple[Bucket, Reduced]]) -> Reduced:
+def join(bucket: Bucket, results: list[tuple[Layout, Reduced]]) -> Reduced:
     """One result out of those of parts of a bucket, which may have written into one buffer."""
     if not results:
         return Reduced(mean=bucket.blank(), sent=nothing(bucket.layout.numel))
     mean = results[0][1].mean
-    for child, reduced in results[1:]:
+    for part, reduced in results[1:]:
         if reduced.mean is not mean:
-            for start, stop in child.layout.runs:
+            for start, stop in part.runs:
                 mean[start:stop] = reduced.mean[start:stop]
     done = [reduced for _, reduced in results]
-    undos = [reduced.undo for reduced in done if reduced.undo]
-    if not all(reduced.finite for reduced in done):
+    return combine(done, mean, finite=all(reduced.finite for reduced in done))
+
+
+def combine(results: list[Reduced], mean: Tensor, *, finite: bool) -> Reduced:
+    """All that these have sent, under one mean; nothing and no trace, if that is not finite."""
+    undos = [reduced.undo for reduced in results if reduced.undo]
+    if not finite:
         for undo in undos:
             undo()
-        return Reduced(mean=mean, sent=nothing(bucket.layout.numel), finite=False)
+        return Reduced(mean=mean, sent=nothing(mean.numel()), finite=False)
     return Reduced(
         mean=mean,
-        sent=Parts(tuple((0, reduced.sent) for reduced in done), bucket.layout.numel),
+        sent=Parts(tuple((0, reduced.sent) for reduced in results), mean.numel()),
         undo=(lambda: [undo() for undo in undos]) if undos else None,
-        unused=tuple(name for reduced in done for name in reduced.unused),
-        kept=sum(reduced.entries for reduced in done),
-        peak=max(reduced.peak for reduced in done),
+        unused=tuple(name for reduced in results for name in reduced.unused),
+        kept=sum(reduced.entries for reduced in results),
+        peak=max(reduced.peak for reduced in results),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from thinwire.describe import describe, spell, tag_call
 from thinwire.layout import Slot
@@ -222,6 +222,16 @@ class _Times:
         return min(1.0, at(self.number, step) * self.factor)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an int or a float; True is no number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is an int; True is no number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_densities(density: Density) -> None:
     """Every density that can be known before the training: all of a schedule's, or its first."""
     if isinstance(density, ByParameter):
@@ -239,7 +249,7 @@ def check_densities(density: Density) -> None:
 
 def checked_density(density: float) -> float:
     """The density itself, or a ValueError that says what would do."""
-    if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
+    if not is_number(density) or not 0 < density <= 1:
         raise ValueError(
             f"density must be in (0, 1], got {density!r}; 0.01 keeps one entry in a hundred, "
             "1.0 keeps all"
@@ -256,7 +266,7 @@ def checked_flag(name: str, value: bool) -> bool:
 
 def checked_whole(name: str, value: int, least: int, remedy: str) -> int:
     """The value itself, if it is a whole number of at least `least`; True is no number."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value) or value < least:
         raise ValueError(
             f"{name} must be a whole number of at least {least}, got {value!r}; give {remedy}"
         )

@@ -11,7 +11,7 @@ replace tensors instead of changing them; only `flat` memory is changed in place
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,8 +24,8 @@ Root = dict[str, Any]
 Draft = dict[tuple[str, str, str], dict[str, Any]]
 
 
-class State(MutableMapping[str, Any]):
-    """One part's private memory for one bucket."""
+class State(UserDict[str, Any]):
+    """One part's private memory for one bucket: as a dict, what belongs to the layout."""
 
     def __init__(self, root: Root, draft: Draft | None, layout: Layout, path: str) -> None:
         self._root, self._draft, self._layout, self._path = root, draft, layout, path
@@ -34,6 +34,10 @@ class State(MutableMapping[str, Any]):
     def layout(self) -> Layout:
         """Of the bucket this belongs to."""
         return self._layout
+
+    @property
+    def data(self) -> dict[str, Any]:  # type: ignore[override]  # which a `UserDict` wraps
+        return self._open("layouts", self._layout.fingerprint)
 
     def of(self, slot: Slot) -> dict[str, Any]:
         """What this part keeps for one parameter, whatever bucket it travels in."""
@@ -72,62 +76,35 @@ class State(MutableMapping[str, Any]):
             self._draft[where] = dict(self._committed(kind, owner))
         return self._draft[where]
 
-    def _own(self) -> dict[str, Any]:
-        return self._open("layouts", self._layout.fingerprint)
 
-    def __getitem__(self, key: str) -> Any:
-        return self._own()[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._own()[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._own()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own())
-
-    def __len__(self) -> int:
-        return len(self._own())
-
-
-class RowsOf(MutableMapping[str, Any]):
+class RowsOf(UserDict[str, Any]):
     """The state of some rows of a layer: tensors that hold one entry a row are cut to these rows.
 
     A layer whose budget does not divide is seen as row blocks that shift every step; a selector
     that remembers something a row must still find its own rows again.
     """
 
-    def __init__(self, layer: MutableMapping[str, Any], start: int, stop: int, rows: int) -> None:
-        self._layer, self._cut, self._rows = layer, slice(start, stop), rows
+    def __init__(self, layer: dict[str, Any], start: int, stop: int, rows: int) -> None:
+        self.data, self._cut, self._rows = layer, slice(start, stop), rows
         self._count = stop - start
 
     def __getitem__(self, key: str) -> Any:
-        value = self._layer[key]
+        value = self.data[key]
         return value[self._cut] if self._by_row(value, self._rows) else value
 
     def __setitem__(self, key: str, value: Any) -> None:
         if self._by_row(value, self._count):
-            old = self._layer.get(key)
+            old = self.data.get(key)
             layer = value.new_zeros((self._rows, *value.shape[1:]))
             if isinstance(old, Tensor) and old.shape == layer.shape:
                 layer.copy_(old)
             layer[self._cut] = value
             value = layer
-        self._layer[key] = value
+        self.data[key] = value
 
     @staticmethod
     def _by_row(value: Any, rows: int) -> bool:
         return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == rows
-
-    def __delitem__(self, key: str) -> None:
-        del self._layer[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layer)
-
-    def __len__(self) -> int:
-        return len(self._layer)
 
 
 def merge(root: Root, draft: Draft) -> None:

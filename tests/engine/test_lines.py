@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from thinwire.engine import lines as module
-from thinwire.engine.lines import FAILED, HEAD, HERE, LOST, Lines
+from thinwire.engine.blame import LOST
+from thinwire.engine.lines import FAILED, HEAD, HERE, Lines
 
 
 def connected(world: int) -> list[Lines]:
@@ -108,7 +109,7 @@ def test_a_rank_that_leaves_after_its_part_is_done_is_no_loss(three: list[Lines]
     three[1].place = replace(three[1].place, done=4)
     three[0].place = replace(three[0].place, done=3)
     three[1].leave("has left", 0.0)
-    assert until(lambda: three[0]._lines[1].left)
+    assert until(lambda: three[0]._known[1].left)
     assert three[0].gone(0.0) is None
     three[0].place = replace(three[0].place, done=4)
     assert three[0].gone(0.0) == "rank 1 has left"
@@ -147,7 +148,7 @@ def test_bytes_that_are_no_message_end_the_line(garbage: bytes) -> None:
     mine, theirs = socket.socketpair()
     lines = Lines(0, {1: mine})
     theirs.send(garbage)
-    assert until(lambda: lines._lines[1].left) == LOST
+    assert until(lambda: lines._known[1].left) == LOST
     lines.leave("done", 0.0)
     theirs.close()
 

@@ -1,4 +1,4 @@
-"""Codes and positions in few bits, Numba's and Triton's, against plain torch."""
+"""Codes and positions in few bits: Numba's against plain torch, which serves on CUDA too."""
 
 from __future__ import annotations
 

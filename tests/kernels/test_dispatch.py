@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -23,14 +24,17 @@ OPERATIONS = {
     if getattr(there, "__module__", "") == file.__name__ and hasattr(kernels, name)
 }
 TORCH_ON_CUDA = {
-    "ascending", "block_decode", "block_encode", "compress", "finite", "gather", "member",
-    "natural_decode", "natural_encode",
+    "ascending", "bf16_encode", "bitmap_decode", "bitmap_encode", "block_decode", "block_encode",
+    "compress", "either", "finite", "gather", "half_encode", "member", "natural_decode",
+    "natural_encode", "onebit_encode", "pack", "rice_decode", "rice_encode", "rice_size",
+    "sign_encode", "unpack",
 }  # fmt: skip
 
 
 def form(name: str, room: str) -> object:
     module = OPERATIONS[name].__name__.replace(reference.__name__, f"thinwire.kernels.{room}")
-    return getattr(importlib.import_module(module), name, None)
+    there = importlib.util.find_spec(module)
+    return getattr(importlib.import_module(module), name, None) if there else None
 
 
 def test_every_operation_is_found():
@@ -52,6 +56,12 @@ def test_all_forms_take_the_same(name):
         assert [(p.name, p.default) for p in there] == given
     assert inspect.signature(getattr(kernels, name)) == inspect.signature(spec)
     assert spec.__doc__
+
+
+@pytest.mark.parametrize("name", TORCH_ON_CUDA)
+def test_what_has_no_triton_form_is_plain_torch_on_cuda(name):
+    spec = getattr(OPERATIONS[name], name)
+    assert kernels._find(spec, "cuda") is spec
 
 
 def test_what_a_fast_form_cannot_read_goes_to_plain_torch():

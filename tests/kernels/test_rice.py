@@ -1,4 +1,4 @@
-"""Golomb-Rice codes, Numba's and Triton's, against plain torch."""
+"""Golomb-Rice codes: Numba's against plain torch, which serves on CUDA too."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def within(indices: Tensor, slots: list[Slot]) -> Tensor:
     """Which of them lie in one of these slots."""
     inside = torch.zeros(indices.numel(), dtype=torch.bool, device=indices.device)
     for slot in slots:
-        inside |= (indices >= slot.offset) & (indices < slot.offset + slot.numel)
+        inside |= (indices >= slot.offset) & (indices < slot.stop)
     return inside
 
 
@@ -142,14 +142,11 @@ def _sum_dense(mine: Sparse, slots: list[Slot], link: Link) -> tuple[Sparse, Spa
     full[mine.indices] = mine.values
     chosen = torch.zeros(mine.numel, dtype=torch.bool, device=mine.values.device)
     chosen[mine.indices] = True
-    where = torch.cat([
-        torch.arange(slot.offset, slot.offset + slot.numel, device=full.device) for slot in slots
-    ])  # fmt: skip
+    where = torch.cat([torch.arange(s.offset, s.stop, device=full.device) for s in slots])
     mean, sent = link.all_reduce(full[where], [slot.numel for slot in slots])
     share = values_of(sent, mean)
-    total = Sparse(where, mean * link.comm.size, mine.numel)
-    mine_of_it = Sparse(where, share, mine.numel)
-    return _off_zero(total), only(mine_of_it, (share != 0) | chosen[where])
+    mine_of_it = only(Sparse(where, share, mine.numel), (share != 0) | chosen[where])
+    return _off_zero(where, mean * link.comm.size, mine.numel), mine_of_it
 
 
 def _count_pairs(mine: Sparse, slots: list[Slot], link: Link) -> dict[str, int]:
@@ -160,11 +157,9 @@ def _count_pairs(mine: Sparse, slots: list[Slot], link: Link) -> dict[str, int]:
     return {slot.name: count for slot, count in zip(slots, told, strict=True)}
 
 
-def _off_zero(payload: Sparse) -> Sparse:
-    return only(payload, payload.values != 0)
-
-
 def _pairs(values: Tensor) -> Sparse:
-    return _off_zero(
-        Sparse(torch.arange(values.numel(), device=values.device), values, values.numel())
-    )
+    return _off_zero(torch.arange(values.numel(), device=values.device), values, values.numel())
+
+
+def _off_zero(indices: Tensor, values: Tensor, numel: int) -> Sparse:
+    return only(Sparse(indices, values, numel), values != 0)

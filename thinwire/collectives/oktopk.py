@@ -27,6 +27,7 @@ from thinwire.collectives.split import (
     check_factors,
     check_form,
     check_steps,
+    cut,
     split_reduce,
 )
 from thinwire.comm.metered import COUNT, all_reduced
@@ -143,12 +144,8 @@ def rebalance(mine: Sparse, counts: list[int], link: Link) -> tuple[Sparse, list
     before = [sum(counts[:r]) for r in range(world + 1)]
     goals = [total * r // world for r in range(world + 1)]
     edges = [min(max(goal - before[rank], 0), mine.entries) for goal in goals]
-    parts = [
-        Sparse(mine.indices[a:b], mine.values[a:b], mine.numel)
-        for a, b in itertools.pairwise(edges)
-    ]
     link.phase("spread")
     everywhere = [(0, mine.numel)] * world
     plain = Link(link.comm, Wire(indices=link.wire.indices))
-    got = together(plain.all_to_all(parts, everywhere), mine.numel)
+    got = together(plain.all_to_all(cut(mine, edges), everywhere), mine.numel)
     return got, [b - a for a, b in itertools.pairwise(goals)], everywhere

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thinwire import kernels
-from thinwire.payload import Correction, Parts, Payload, Sparse, ascending, only
+from thinwire.payload import Parts, Sparse, ascending, only
 
 
 def surviving(own: Sparse, total: Sparse) -> Sparse:
@@ -27,6 +27,6 @@ def difference(a: Sparse, b: Sparse) -> Sparse:
 
 def share(mine: list[Sparse], corrections: list[Sparse], numel: int) -> Parts:
     """What I chose and sent, and what else I answer for."""
-    items: list[tuple[int, Payload]] = [(0, payload) for payload in mine]
-    items += [(0, Correction(payload)) for payload in corrections if payload.entries]
-    return Parts(tuple(items), numel)
+    own = [(0, payload) for payload in mine]
+    rest = tuple((0, payload) for payload in corrections if payload.entries)
+    return Parts((*own, (0, Parts(rest, numel, chosen=False))), numel)

@@ -23,7 +23,7 @@ from thinwire.comm.metered import COUNT
 from thinwire.layout import regions
 from thinwire.payload import Dense, Payload, Sparse, add_up, together
 from thinwire.protocols import Traffic
-from thinwire.schedule import checked_whole
+from thinwire.schedule import checked_whole, is_number
 from thinwire.state import State
 from thinwire.wire import Span, Wire
 from thinwire.wire.link import Link
@@ -89,11 +89,13 @@ def split_reduce(
 def split(mine: Sparse, spans: list[Span]) -> list[Sparse]:
     """My entries by region; they ascend already."""
     cuts = torch.tensor([*(start for start, _ in spans), spans[-1][1]], device=mine.indices.device)
-    edges = torch.searchsorted(mine.indices, cuts).tolist()
-    return [
-        Sparse(mine.indices[a:b], mine.values[a:b], mine.numel)
-        for a, b in itertools.pairwise(edges)
-    ]
+    return cut(mine, torch.searchsorted(mine.indices, cuts).tolist())
+
+
+def cut(mine: Sparse, edges: list[int]) -> list[Sparse]:
+    """My entries from each of these to the next."""
+    pairs = itertools.pairwise(edges)
+    return [Sparse(mine.indices[a:b], mine.values[a:b], mine.numel) for a, b in pairs]
 
 
 def all_counts(mine: Sparse, link: Link) -> list[int]:
@@ -119,7 +121,7 @@ def check_steps(**options: int) -> None:
 
 def check_factors(**options: float) -> None:
     for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        if not is_number(value) or not value >= 1:
             raise ValueError(f"{name} must be a factor of at least 1.0, got {value!r}")
 
 

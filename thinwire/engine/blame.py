@@ -10,8 +10,11 @@ in this order, since a rank that is silent keeps others waiting in earlier excha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+LOST = "is gone: killed, crashed, or its machine lost (its connection closed without a word)"
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,19 @@ class Place:
         return f"bucket {self.bucket} of step {self.step}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Known:
-    """What is known of another rank: seconds since it was heard, where it was, why and when it
-    left."""
+    """What is known of another rank: when it was last heard, where it was, why and when it left."""
 
-    silence: float
-    place: Place
-    left: str | None = None
+    heard: float = field(default_factory=time.monotonic)
+    place: Place = field(default_factory=Place)
+    left: str | None = None  # why there will be no more of it
     left_at: float = 0.0
-    lost: bool = False  # it left without a word
 
     def owes(self, place: Place) -> bool:
         """Whether one who waits at this place may still need something of it: whoever is past that
         exchange has sent its part, unless that was lost with it."""
-        return self.lost or self.place.done <= place.done
+        return self.left == LOST or self.place.done <= place.done
 
 
 def missing(
@@ -81,8 +82,9 @@ def gone(
         first = min(left, key=lambda other: left[other].left_at)
         return f"rank {first} {left[first].left}"
     longest = max(least, waited / 4)
-    there = {other: known for other, known in others.items() if not known.left}
-    silent = {other: known.silence for other, known in there.items() if known.silence > longest}
+    now = time.monotonic()
+    there = {other: now - known.heard for other, known in others.items() if not known.left}
+    silent = {other: silence for other, silence in there.items() if silence > longest}
     return _unheard(rank, silent, len(there)) if silent else None
 
 

@@ -23,16 +23,10 @@ log = logging.getLogger(__name__)
 VERSION = 3
 _TREES = ("slots", "layouts")
 _KINDS: dict[str, type] = {
-    "rank": int,
-    "world": int,
-    "step": int,
-    "recipe": str,
-    "shapes": dict,
-    "next": list,
-    "buckets": list,
-    "slots": dict,
-    "layouts": dict,
-    "digest": str,
+    **dict.fromkeys(("rank", "world", "step"), int),
+    **dict.fromkeys(("recipe", "digest"), str),
+    **dict.fromkeys(("next", "buckets"), list),
+    **dict.fromkeys(("shapes", "slots", "layouts"), dict),
 }
 
 

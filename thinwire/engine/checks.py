@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thinwire.combinators import Scheduled, memories
+from thinwire.combinators import memories
 from thinwire.describe import describe, parts
 from thinwire.engine.wrappers import PLAIN
 from thinwire.layout import Layout
@@ -49,14 +49,15 @@ def check_patterns(recipe: Any, parameters: Mapping[str, Tensor]) -> None:
     """Every pattern of a recipe is meant for some parameter: one that is found in none, or in none
     that is left for it, is a slip, and would pass unnoticed."""
     known = list(parameters)
-    for pattern in _patterns(recipe):
+    every = list(parts(recipe))
+    for pattern in (pattern for part in every for pattern in getattr(part, "patterns", ())):
         if not any(re.search(pattern, name) for name in known):
             more = f" and {len(known) - 5} more" if len(known) > 5 else ""
             raise ValueError(
                 f"the recipe's pattern {pattern!r} is found in no parameter's name; there are "
                 f"{', '.join(known[:5])}{more}"
             )
-    rules = list(_by_parameter(recipe))
+    rules = [part for part in every if isinstance(part, ByParameter)]
     slots = Layout.of(parameters).slots
     for densities in rules:
         reached = {densities.rule_of(slot) for slot in slots}
@@ -69,21 +70,6 @@ def check_patterns(recipe: Any, parameters: Mapping[str, Tensor]) -> None:
                 )
     if rules and callable(getattr(recipe, "traffic", None)):
         recipe.traffic(Layout.of(parameters), 2)  # finds a density for everything it sends
-
-
-def _patterns(recipe: object) -> Iterator[str]:
-    for part in parts(recipe):
-        if isinstance(part, Scheduled):
-            yield from _patterns(part.at(0))
-        yield from getattr(part, "patterns", ())
-
-
-def _by_parameter(recipe: object) -> Iterator[ByParameter]:
-    for part in parts(recipe):
-        if isinstance(part, Scheduled):
-            yield from _by_parameter(part.at(0))
-        if isinstance(part, ByParameter):
-            yield part
 
 
 def check_timeout(timeout: float) -> None:

@@ -8,9 +8,7 @@ compares the hook's annotations with the classes themselves.
 
 import logging
 import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,20 +21,10 @@ from torch.optim import Optimizer
 from thinwire import recipes
 from thinwire.combinators import remembers
 from thinwire.engine import buffers
-from thinwire.engine.checks import (
-    check_memories,
-    check_optimizer,
-    check_parameters,
-    check_patterns,
-    check_recipe,
-    check_timeout,
-    learning_rates,
-)
-from thinwire.engine.explain import explain
+from thinwire.engine.begin import open_intake
+from thinwire.engine.checks import check_optimizer, check_parameters, check_recipe, check_timeout
 from thinwire.engine.lane import Intake
-from thinwire.engine.momentum import complete
 from thinwire.engine.optimizer import check_undistributed
-from thinwire.engine.peers import Peers
 from thinwire.engine.rebuilt import Rebuilding
 from thinwire.engine.session import Session
 from thinwire.engine.steps import Arrival
@@ -74,24 +62,21 @@ def attach(
     recipe = recipes.parse(recipe) if isinstance(recipe, str) else recipe
     optimizer = None if optimizer is None else innermost(optimizer)
     parameters = _checked(model, recipe, timeout)
-    asked = recipe
-    recipe, moved = complete(recipe, optimizer, parameters, model.process_group)
-    story = partial(explain, asked, recipe, optimizer)
-    _check_optimizer(model, recipe, optimizer, parameters, moved is not None)
-    names = {id(p): name for name, p in model.module.named_parameters()}
+    if optimizer is not None:
+        check_optimizer(optimizer, parameters)
+    named = dict(model.module.named_parameters())
     # DDP itself keeps the gradient of an unused parameter; only a residual has to know of it.
     tracks_unused = bool(model.find_unused_parameters) and remembers(recipe)
-    device = next(iter(parameters.values())).device
-    peers = Peers(model.process_group, timeout, device)
-    rates: Callable[[], dict[str, float]] | None = None
-    if optimizer is not None:
-        rates = moved.rates if moved else partial(learning_rates, optimizer, parameters)
-    intake = Intake(recipe, parameters, peers, scaler, tracks_unused, rates)
+    intake, moved, story = open_intake(
+        recipe, optimizer, parameters, named, model.process_group,
+        scaler=scaler, timeout=timeout, tracks_unused=tracks_unused,
+    )  # fmt: skip
     dispatcher = _dispatcher_of(model)
     if dispatcher is None:
         dispatcher = Dispatcher(model)
         model.register_comm_hook(dispatcher, thinwire_hook)
-    buffers.take_over(model, peers)
+    buffers.take_over(model, intake.peers)
+    names = {id(p): name for name, p in named.items()}
     dispatcher.plug(intake, names, tracks_unused, Rebuilding(model, parameters))
     return Session(intake, dispatcher, moved, story)
 
@@ -172,31 +157,23 @@ class Dispatcher:
             if expected is None:  # DDP has rebuilt its buckets, for good
                 self._rebuilding = None
         if flat.is_sparse:
-            return self._pass_through(flat, layout.slots[0].name, intake, first, last)
+            name = layout.slots[0].name
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning("%s: sparse gradient, passed through uncompressed", name)
+            return intake.submit_sparse(flat, name, first=first, last=last)
         unused = None
         if self._tracks_unused:
-            unused = frozenset(
-                slot.name
-                for slot in layout.slots
-                if not bool(flat[slot.offset : slot.offset + slot.numel].any())
-            )
-        return intake.submit(
-            Arrival(flat=flat, layout=layout, first=first, last=last, unused=unused)
-        )
+            zero = (s.name for s in layout.slots if not bool(flat[s.offset : s.stop].any()))
+            unused = frozenset(zero)
+        arrival = Arrival(flat=flat, layout=layout, first=first, last=last, unused=unused)
+        return intake.submit(arrival)
 
     def _layout(self, parameters: list[Tensor]) -> Layout:
         key = tuple(map(id, parameters))
         if key not in self._layouts:
             self._layouts[key] = Layout.of({self._names[id(p)]: p for p in parameters})
         return self._layouts[key]
-
-    def _pass_through(
-        self, grad: Tensor, name: str, intake: Intake, first: bool, last: bool
-    ) -> torch.futures.Future[Tensor]:
-        if name not in self._warned:
-            self._warned.add(name)
-            log.warning("%s: sparse gradient, passed through uncompressed", name)
-        return intake.submit_sparse(grad, name, first=first, last=last)
 
 
 def thinwire_hook(state: Dispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -239,14 +216,3 @@ def _checked(model: DistributedDataParallel, recipe: Reducer, timeout: float) ->
     check_parameters(parameters)
     check_undistributed(parameters.values())
     return parameters
-
-
-def _check_optimizer(
-    model: DistributedDataParallel, recipe: Reducer, optimizer: Optimizer | None,
-    parameters: dict[str, Tensor], moves: bool,
-) -> None:  # fmt: skip
-    """A ValueError if the recipe does not fit the names of parameters, or the optimizer."""
-    check_patterns(recipe, dict(model.module.named_parameters()))
-    if optimizer is not None:
-        check_optimizer(optimizer, parameters)
-    check_memories(recipe, optimizer, parameters, moves)

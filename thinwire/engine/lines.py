@@ -17,31 +17,18 @@ import struct
 import threading
 import time
 import weakref
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 
 from thinwire.engine import blame
-from thinwire.engine.blame import Known, Place
+from thinwire.engine.blame import LOST, Known, Place
 
 PULSE = 0.5  # seconds between two signs of life
 GRACE = 1.0  # seconds an exchange may still take to end once a rank has left
 LONGEST = 1 << 12  # bytes of a message; a longer one is cut by who sends it
 HURRY = 0.2  # seconds in which messages on other lines, or a verb's last bytes, may yet arrive
-LOST = "is gone: killed, crashed, or its machine lost (its connection closed without a word)"
 HEAD = struct.Struct("!BI")  # kind, bytes that follow
 PLACE = struct.Struct("!qqq?")  # a Place
 HERE, FAILED, MEET, REFUSED, LEFT = range(5)
-
-
-@dataclass
-class _Line:
-    """One other rank, as far as we know."""
-
-    socket: socket.socket
-    buffer: bytearray = field(default_factory=bytearray)
-    heard: float = field(default_factory=time.monotonic)
-    place: Place = field(default_factory=Place)
-    left: str | None = None  # why there will be no more of it
-    left_at: float = 0.0
 
 
 class Lines:
@@ -56,13 +43,15 @@ class Lines:
         self._met: dict[str, dict[int, float]] = {}  # who has come where, and when
         self._over: set[str] = set()
         self._change = threading.Condition()
-        self._lines = {other: _Line(connection) for other, connection in sockets.items()}
+        self._sockets = sockets
+        self._buffers = {other: bytearray() for other in sockets}  # of messages that began to come
+        self._known = {other: Known() for other in sockets}
         self._wake, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ, None)
-        for other, line in self._lines.items():
-            line.socket.setblocking(False)
-            self._selector.register(line.socket, selectors.EVENT_READ, other)
+        for other, connection in sockets.items():
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ, other)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="thinwire lines", daemon=True)
         self._thread.start()
@@ -100,7 +89,9 @@ class Lines:
         with self._change:
             for met, ranks in self._met.items():
                 for other, at in ranks.items():
-                    if met == label or now - at < HURRY or self._has_done_ours(other):
+                    # who has behind it what we are in: its data may still be on the way
+                    done = self._known[other].place.done > self.place.done
+                    if met == label or now - at < HURRY or done:
                         continue
                     here = f"in {self.place}" if label is None else f"at {shown(label)}"
                     return (
@@ -108,10 +99,6 @@ class Lines:
                         "all ranks must do the same, between the same two steps"
                     )
         return None
-
-    def _has_done_ours(self, other: int) -> bool:
-        """Whether that rank has behind it what we are in: its data may still be on the way."""
-        return self._lines[other].place.done > self.place.done
 
     def wait(self, seconds: float) -> None:
         """Until there is news, at most so long."""
@@ -122,33 +109,24 @@ class Lines:
         """The first rank that left, or was lost, so many seconds ago: an exchange waits for it in
         vain."""
         now = time.monotonic()
-        for other, line in sorted(self._lines.items(), key=lambda item: item[1].left_at):
-            if line.left is None or now - line.left_at < patience:
-                continue
-            if line.left == LOST or not self._has_done_ours(other):
-                return f"rank {other} {line.left}"
+        for other, known in sorted(self._known.items(), key=lambda item: item[1].left_at):
+            long_ago = known.left is not None and now - known.left_at >= patience
+            if long_ago and known.owes(self.place):
+                return f"rank {other} {known.left}"
         return None
 
     def lost_before_failure(self) -> bool:
         """Whether a rank was lost before anything was told: what was told may be its doing."""
-        return any(
-            line.left == LOST and line.left_at < self.failed_at for line in self._lines.values()
-        )
+        everyone = self._known.values()
+        return any(known.left == LOST and known.left_at < self.failed_at for known in everyone)
 
     def missing(self, waited: float) -> str:
         """Who keeps an exchange from ending that has lasted for so many seconds."""
-        return blame.missing(self.rank, self.place, self._known(), waited, 3 * PULSE)
+        return blame.missing(self.rank, self.place, self._known, waited, 3 * PULSE)
 
     def absent(self, waited: float) -> str | None:
         """Who left, or has been silent for a good part of so many seconds."""
-        return blame.gone(self.rank, self.place, self._known(), waited, 3 * PULSE)
-
-    def _known(self) -> dict[int, Known]:
-        now = time.monotonic()
-        return {
-            other: Known(now - line.heard, line.place, line.left, line.left_at, line.left == LOST)
-            for other, line in self._lines.items()
-        }
+        return blame.gone(self.rank, self.place, self._known, waited, 3 * PULSE)
 
     def leave(self, why: str, patience: float) -> None:
         """Say that we go, wait for the others to say so too, at most so long, and close."""
@@ -159,7 +137,7 @@ class Lines:
         ours = threading.current_thread() is self._thread  # of a garbage collection: cannot listen
         deadline = time.monotonic() + (0.0 if ours else patience)
         while time.monotonic() < deadline and self.failure is None:
-            if all(line.left is not None for line in self._lines.values()):
+            if all(known.left is not None for known in self._known.values()):
                 break
             self.wait(deadline - time.monotonic())
         self._closing = True
@@ -170,7 +148,7 @@ class Lines:
     def close_sockets(self) -> None:
         """Let go of the descriptors, without a word: also what a forked child does."""
         self._selector.close()
-        for connection in (self._wake, self._woken, *(x.socket for x in self._lines.values())):
+        for connection in (self._wake, self._woken, *self._sockets.values()):
             connection.close()
 
     def _run(self) -> None:
@@ -193,30 +171,29 @@ class Lines:
                     self._receive(key.data)
 
     def _receive(self, other: int) -> None:
-        line = self._lines[other]
         try:
-            data = line.socket.recv(LONGEST)
+            data = self._sockets[other].recv(LONGEST)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        line.buffer += data
-        line.heard = time.monotonic()
-        if not data or not self._parse(other, line):
+        self._buffers[other] += data
+        self._known[other].heard = time.monotonic()
+        if not data or not self._parse(other, self._buffers[other]):
             self._drop(other, LOST)
 
-    def _parse(self, other: int, line: _Line) -> bool:
+    def _parse(self, other: int, buffer: bytearray) -> bool:
         """Take the whole messages out of the buffer; False if these bytes are none of ours."""
-        while len(line.buffer) >= HEAD.size:
-            kind, size = HEAD.unpack_from(line.buffer)
+        while len(buffer) >= HEAD.size:
+            kind, size = HEAD.unpack_from(buffer)
             if kind > LEFT or size > LONGEST or (kind == HERE and size != PLACE.size):
                 return False
-            if len(line.buffer) < HEAD.size + size:
+            if len(buffer) < HEAD.size + size:
                 return True
-            body = bytes(line.buffer[HEAD.size : HEAD.size + size])
-            del line.buffer[: HEAD.size + size]
+            body = bytes(buffer[HEAD.size : HEAD.size + size])
+            del buffer[: HEAD.size + size]
             if kind == HERE:
-                line.place = Place(*PLACE.unpack(body))
+                self._known[other].place = Place(*PLACE.unpack(body))
             else:
                 self._take(other, kind, body.decode("utf-8", "replace"))
         return True
@@ -242,24 +219,24 @@ class Lines:
             self._change.notify_all()
 
     def _drop(self, other: int, why: str) -> None:
-        line = self._lines[other]
+        known = self._known[other]
         with self._change:
-            if line.left is None:
-                line.left, line.left_at = why, time.monotonic()
-                self._selector.unregister(line.socket)
+            if known.left is None:
+                known.left, known.left_at = why, time.monotonic()
+                self._selector.unregister(self._sockets[other])
             self._change.notify_all()
 
     def _send(self, kind: int, body: bytes) -> None:
         """To everybody, without waiting: whoever does not read has missed it."""
         message = HEAD.pack(kind, len(body[:LONGEST])) + body[:LONGEST]
-        for line in self._lines.values():
+        for connection in self._sockets.values():
             try:
-                sent = line.socket.send(message)
+                sent = connection.send(message)
             except OSError:  # full, or broken: then the reading side notices, and says so
                 continue
             if sent < len(message):  # half a message would garble all that follow
                 with contextlib.suppress(OSError):
-                    line.socket.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def shown(label: str) -> str:

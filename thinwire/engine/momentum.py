@@ -130,8 +130,5 @@ def _own(group: dict[str, Any]) -> dict[str, Any]:
 
 def _movable(own: list[dict[str, Any]]) -> bool:
     """Whether all groups have the same momentum, and some."""
-    first = own[0]
-    same = all(
-        (o["momentum"], o["nesterov"]) == (first["momentum"], first["nesterov"]) for o in own
-    )
-    return same and 0 < first["momentum"] < 1 and not any(o["dampening"] for o in own)
+    same = len({(group["momentum"], group["nesterov"]) for group in own}) == 1
+    return same and 0 < own[0]["momentum"] < 1 and not any(group["dampening"] for group in own)

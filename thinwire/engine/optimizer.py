@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -17,21 +16,10 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from thinwire import recipes
-from thinwire.engine.checks import (
-    check_memories,
-    check_optimizer,
-    check_parameters,
-    check_patterns,
-    check_recipe,
-    check_timeout,
-    learning_rates,
-)
-from thinwire.engine.explain import explain
+from thinwire.engine.begin import open_intake
+from thinwire.engine.checks import check_optimizer, check_parameters, check_recipe, check_timeout
 from thinwire.engine.fusion import pack_by_counts
 from thinwire.engine.hooks import Hooks, broadcast
-from thinwire.engine.lane import Intake
-from thinwire.engine.momentum import complete
-from thinwire.engine.peers import Peers
 from thinwire.engine.session import Session
 from thinwire.engine.wrappers import check_unwrapped, innermost, is_optimizer
 from thinwire.protocols import Reducer
@@ -72,22 +60,18 @@ def distribute(
     pairs = model.named_parameters() if isinstance(model, nn.Module) else model
     optimizer, named = innermost(optimizer), _by_name(pairs)
     parameters = _checked(optimizer, named, recipe, timeout, bucket_mb)
-    group: dist.ProcessGroup = process_group or dist.group.WORLD  # type: ignore[assignment]
-    asked = recipe
-    recipe, moved = complete(recipe, optimizer, parameters, group)
-    story = partial(explain, asked, recipe, optimizer)
-    check_patterns(recipe, named)
-    check_memories(recipe, optimizer, parameters, moved is not None)
     if buckets is not None:
         if bucket_mb != 25.0:
             raise ValueError(
                 f"buckets says what goes together, got bucket_mb={bucket_mb!r} too; give one"
             )
         pack_by_counts(parameters, buckets)  # one that does not fit is refused now
-    device = next(iter(parameters.values())).device
-    peers = Peers(group, timeout, device)
-    rates = partial(learning_rates, optimizer, parameters) if moved is None else moved.rates
-    intake = Intake(recipe, parameters, peers, scaler, tracks_unused=True, rates=rates)
+    group: dist.ProcessGroup = process_group or dist.group.WORLD  # type: ignore[assignment]
+    intake, moved, story = open_intake(
+        recipe, optimizer, parameters, named, group,
+        scaler=scaler, timeout=timeout, tracks_unused=True,
+    )  # fmt: skip
+    peers = intake.peers
     frozen = [f"{n} {tuple(p.shape)} {p.dtype}" for n, p in named.items() if n not in parameters]
     plan = f"buckets {list(buckets)}" if buckets else "no plan"
     peers.agree("plan of buckets or the other parameters", [plan, *frozen])

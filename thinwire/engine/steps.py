@@ -109,8 +109,7 @@ class Steps:
         self._peers.done()
         self.comm.bytes += gathered(_sparse_bytes(grad), self.comm.size)  # gloo gathers and adds
         self.meter.bytes_dense += all_reduced(4 * grad.numel(), self.comm.size)
-        finite = kernels.finite(mean.values())
-        self._now.finite &= finite
+        self._now.finite &= kernels.finite(mean.values())
         if last:
             self._close()
         return mean
@@ -248,4 +247,4 @@ def _sparse_bytes(grad: Tensor) -> int:
 
 
 def _cut(flat: Tensor, slot: Slot) -> Tensor:
-    return flat[slot.offset : slot.offset + slot.numel]
+    return flat[slot.offset : slot.stop]

@@ -63,7 +63,7 @@ def _each(flat: Tensor, layout: Layout, change: Callable[[Tensor, Slot], Tensor]
     out = torch.zeros_like(flat)
     for slot in layout.slots:
         if slot.numel:
-            here = slice(slot.offset, slot.offset + slot.numel)
+            here = slice(slot.offset, slot.stop)
             out[here] = change(flat[here], slot).reshape(-1)
     return out
 

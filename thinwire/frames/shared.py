@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from thinwire import kernels
 from thinwire.bucket import Bucket, kept
 from thinwire.layout import Layout, Slot, shared_seed
 from thinwire.operand import working_dtype
-from thinwire.payload import Dense, Parts, Payload, Sparse
+from thinwire.payload import Sparse, at_runs
 from thinwire.protocols import Pass
 from thinwire.schedule import Density, check_densities
 
@@ -38,11 +39,10 @@ class Identity:
             return
         x = bucket.take()
         mine = torch.cat([x[start:stop] for start, stop in layout.runs] or [x[:0]])
-        mine = mine.to(working_dtype(x.dtype))
         yield Pass(
-            coefficients=mine,
+            coefficients=mine.to(working_dtype(x.dtype)),
             sizes=sizes,
-            lift=lambda c: _at_runs(c, layout),
+            lift=partial(at_runs, runs=layout.runs, numel=layout.numel),
             learn=_nothing_to_learn,
         )
 
@@ -65,7 +65,8 @@ class SharedCoordinates:
 
     def passes(self, bucket: Bucket) -> Iterator[Pass]:
         x = bucket.take()
-        indices = torch.cat([torch.empty(0, dtype=torch.int64), *self._drawn(bucket)]).to(x.device)
+        drawn = [self._draw(slot, bucket.step) for slot in bucket.layout.slots if slot.numel]
+        indices = torch.cat([torch.empty(0, dtype=torch.int64), *drawn]).to(x.device)
         mine = x[indices].to(working_dtype(x.dtype))
         if isinstance(bucket.flat, Tensor) and not kernels.finite(x):
             mine.fill_(float("nan"))  # nobody may miss it because it was not drawn
@@ -79,22 +80,11 @@ class SharedCoordinates:
     def sizes(self, layout: Layout, step: int) -> list[list[int]]:
         return [[kept(slot, self.density, step) for slot in layout.slots if slot.numel]]
 
-    def _drawn(self, bucket: Bucket) -> Iterator[Tensor]:
-        for slot in bucket.layout.slots:
-            if slot.numel:
-                k = kept(slot, self.density, bucket.step)
-                yield self._of_slot(slot, k, bucket.step)
-
-    def _of_slot(self, slot: Slot, k: int, step: int) -> Tensor:
+    def _draw(self, slot: Slot, step: int) -> Tensor:
+        k = kept(slot, self.density, step)
         draw = np.random.default_rng(shared_seed(self.seed, step, slot.name))
         chosen = draw.choice(slot.numel, size=k, replace=False, shuffle=False)
         return torch.from_numpy(np.sort(chosen)) + slot.offset
-
-
-def _at_runs(packed: Tensor, layout: Layout) -> Payload:
-    parts = packed.split([stop - start for start, stop in layout.runs])
-    items = zip((start for start, _ in layout.runs), map(Dense, parts), strict=True)
-    return Parts(tuple(items), layout.numel)
 
 
 def _nothing_to_learn(mean: Tensor) -> None:

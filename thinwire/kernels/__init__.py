@@ -1,6 +1,6 @@
 """The inner loops, and the one place that decides which code runs them.
 
-An operation has the same name and the same file name in up to three forms:
+An operation has the same name, in a file of the same name, in up to three forms:
 
     reference/   plain torch: what it computes, on any device and in any precision
     cpu/         Numba, for single precision
@@ -65,7 +65,10 @@ def _find(spec: Callable[P, R], kind: str) -> Callable[P, R]:
     """The form of the same name for this kind of device; the spec itself if there is none."""
     if kind not in ROOMS or (kind == "cuda" and importlib.util.find_spec("triton") is None):
         return spec
-    module = importlib.import_module(spec.__module__.replace("reference", ROOMS[kind]))
+    home = spec.__module__.replace("reference", ROOMS[kind])
+    if importlib.util.find_spec(home) is None:
+        return spec
+    module = importlib.import_module(home)
     form: Callable[P, R] = getattr(module, spec.__name__, spec)
     return form
 

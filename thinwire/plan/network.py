@@ -12,7 +12,6 @@ import json
 import math
 import statistics
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import mul
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from thinwire.comm.metered import Metered
+from thinwire.partial import interpolate
 from thinwire.plan import units
 from thinwire.protocols import Comm
 
@@ -69,31 +69,21 @@ class Network:
             return 0.0
         line = self.lines.get(verb, self.lines["all_gather"])
         if len(line.points) > 1 and sent >= line.points[0][0]:
-            return _between(line.points, sent)  # real networks have bends that no line has
+            return interpolate(line.points, sent)  # real networks have bends that no line has
         return line.alpha * messages(verb, self.world) + line.beta * sent
 
     def at(self, world: int) -> Network:
-        """The same links among more or fewer ranks."""
-        return self if world == self.world else replace(self._straight(), world=world)
+        """The same links among more or fewer ranks: points were measured at one size of group."""
+        if world == self.world:
+            return self
+        lines = {verb: replace(line, points=()) for verb, line in self.lines.items()}
+        return replace(self, world=world, lines=lines)
 
     def at_rate(self, bits: float) -> Network:
-        """The same messages over links of another rate."""
-        lines = {
-            verb: replace(line, beta=8 / bits) for verb, line in self._straight().lines.items()
-        }
+        """The same messages over links of another rate, at which no points were measured."""
+        beta = 8 / bits
+        lines = {v: replace(line, beta=beta, points=()) for v, line in self.lines.items()}
         return replace(self, lines=lines)
-
-    def _straight(self) -> Network:
-        """By the lines alone, without the points that were measured at one size of group."""
-        lines = {verb: replace(line, points=()) for verb, line in self.lines.items()}
-        return replace(self, lines=lines)
-
-
-def _between(points: Sequence[tuple[float, float]], sent: float) -> float:
-    """On the way from one measured point to the next; past the last one, straight on."""
-    place = min(bisect_left(points, (sent, 0.0)), len(points) - 1)
-    (b0, t0), (b1, t1) = points[max(0, place - 1)], points[max(1, place)]
-    return t0 + (t1 - t0) * (sent - b0) / (b1 - b0)
 
 
 def messages(verb: str, world: int) -> int:
@@ -160,10 +150,8 @@ def load(path: Path) -> Network:
 
 def _line(data: dict[str, Any]) -> Line:
     points = tuple((float(b), float(t)) for b, t in data.get("points", ()))
-    return Line(
-        alpha=float(data["alpha"]), beta=float(data["beta"]), error=float(data["error"]),
-        points=points,
-    )  # fmt: skip
+    numbers = {name: float(data[name]) for name in ("alpha", "beta", "error")}
+    return Line(**numbers, points=points)
 
 
 def _points(verb: str, comm: Comm, patience: float, sizes: Sequence[int]) -> list[Point]:

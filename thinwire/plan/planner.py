@@ -234,8 +234,8 @@ def verdict(options: Sequence[Option], setup: Setup) -> str:
 
 
 def _use(best: Option, dense: Option) -> str:
-    word = "16-bit is enough" if best.recipe in SIXTEEN else "Use"
-    name = f"{word}: {best.recipe} is" if best.recipe in SIXTEEN else f"{word} {best.recipe}:"
+    few = best.recipe in SIXTEEN
+    name = f"16-bit is enough: {best.recipe} is" if few else f"Use {best.recipe}:"
     speed = f"{about(dense.step / best.step)} faster than dense"
     return f"{name} {speed}; cost in accuracy: {price(best)}."
 

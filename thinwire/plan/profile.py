@@ -185,9 +185,7 @@ def measure_costs(
     recipe: Reducer, layouts: Sequence[Layout], comm: Comm, steps: int = STEPS
 ) -> list[Cost]:
     """What the recipe does for each of these buckets; alike ones are measured once."""
-    measured: dict[tuple[Any, ...], Cost] = {}
-    for layout in _sample(layouts):
-        measured[_kind(layout)] = _measure(recipe, layout, comm, steps)
+    measured = {_kind(one): _measure(recipe, one, comm, steps) for one in _sample(layouts)}
     sizes = {
         layout.numel: measured[_kind(layout)] for layout in layouts if _kind(layout) in measured
     }

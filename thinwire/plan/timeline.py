@@ -130,5 +130,4 @@ def _less(left: float, done: float) -> float:
 
 def _idle(spans: list[Span]) -> float:
     sends = [span for span in spans if span.where == "network" and span.end > span.begin]
-    gaps = [max(0.0, b.begin - a.end) for a, b in pairwise(sends)]
-    return sum(gaps)
+    return sum(max(0.0, b.begin - a.end) for a, b in pairwise(sends))

@@ -23,15 +23,7 @@ from thinwire.recipes.auto import auto
 from thinwire.recipes.lowrank import acpsgd, powersgd, randomk
 from thinwire.recipes.merging import gtopk, oktopk, slots, spardl, topkdsa
 from thinwire.recipes.recipe import suggest_options
-from thinwire.recipes.sparse import (
-    demo_dct,
-    dgc,
-    gaussiank,
-    redsync,
-    sidco,
-    threshold,
-    topk,
-)
+from thinwire.recipes.sparse import demo_dct, dgc, gaussiank, redsync, sidco, threshold, topk
 from thinwire.recipes.tuned import tuned
 from thinwire.recipes.values import (
     bf16,
@@ -93,9 +85,7 @@ def parse(call: str) -> Reducer:
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
     if name not in names():
         raise UnknownRecipe(name)
-    args = [_argument(arg, call) for arg in node.args]
-    keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
-    reducer: Reducer = _called(getattr(sys.modules[__name__], name), args, keywords, call)
+    reducer: Reducer = _called(getattr(sys.modules[__name__], name), node, call, call)
     return reducer
 
 
@@ -115,10 +105,8 @@ def _argument(node: ast.expr, call: str) -> Any:
     """A literal, a rule, or a schedule, a memory or a collective with such arguments."""
     named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
     if isinstance(node, ast.Call) and named in HOMES:
-        args = [_argument(arg, call) for arg in node.args]
-        keywords = {str(k.arg): _argument(k.value, call) for k in node.keywords}
         part = getattr(HOMES[str(named)], str(named))
-        return _called(part, args, keywords, ast.unparse(node))
+        return _called(part, node, call, ast.unparse(node))
     if isinstance(node, ast.Name) and node.id in RULES:
         return getattr(layout, node.id)
     plain = ast.Constant | ast.Name
@@ -139,9 +127,10 @@ def _literal(node: ast.expr, call: str) -> Any:
         ) from None
 
 
-def _called(
-    function: Callable[..., Any], args: list[Any], keywords: dict[str, Any], call: str
-) -> Any:
+def _called(function: Callable[..., Any], node: ast.Call, recipe: str, call: str) -> Any:
+    """What the function makes of the arguments of this call inside a recipe."""
+    args = [_argument(arg, recipe) for arg in node.args]
+    keywords = {str(k.arg): _argument(k.value, recipe) for k in node.keywords}
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError as error:

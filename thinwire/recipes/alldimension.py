@@ -9,15 +9,9 @@ from thinwire.bucket import View, by_dim0, by_dim1, by_layer, by_longer, by_row
 from thinwire.combinators import Alternate, Rule
 from thinwire.layout import Layout, Slot, vectors
 from thinwire.protocols import Reducer
+from thinwire.recipes import options
 from thinwire.recipes.frame import choose, frame_sparse, sends_all
-from thinwire.recipes.options import (
-    Densities,
-    Parameters,
-    Sparse,
-    read_density,
-    read_estimate,
-    read_rule,
-)
+from thinwire.recipes.options import Densities, Parameters, Sparse
 from thinwire.recipes.recipe import recipe
 from thinwire.schedule import Density, Number, checked_whole, read_number
 from thinwire.selectors.topk import topk
@@ -34,8 +28,7 @@ class StaysDense:
     density: Density
 
     def __call__(self, slot: Slot) -> bool:
-        alone = Layout((slot,), slot.offset + slot.numel)
-        return self.rule(slot) or sends_all(alone, self.over, self.density)
+        return self.rule(slot) or sends_all(Layout((slot,), slot.stop), self.over, self.density)
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ def adtopk(
     over = ROWS.get(rows) if isinstance(rows, str) else rows
     if over is None or not callable(over):
         raise ValueError(f"rows must be one of {', '.join(ROWS)} (or a view), got {rows!r}")
-    flat_pick = read_estimate(shared["estimate"], topk, by_layer)
+    flat_pick = options.read_estimate(shared["estimate"], topk, by_layer)
     ragged = shared["collective"] is None or flat_pick is not topk
     inner: Reducer = choose(topk, over, density, shared, ragged=ragged)
     period = _period(interleave)
@@ -103,8 +96,8 @@ def _stays(given: Parameters | None, over: View, density: Densities) -> Rule | N
     """What is dense by the caller's rule, or by ADTopk's and the caller's patterns."""
     if given is None:
         return None
-    rule = given if callable(given) else VectorsAnd(read_rule("dense", given))
-    return StaysDense(rule, over, read_density(density))
+    rule = given if callable(given) else VectorsAnd(options.read_rule("dense", given))
+    return StaysDense(rule, over, options.read_density(density))
 
 
 def _period(interleave: bool | tuple[int, int]) -> tuple[int, int] | None:

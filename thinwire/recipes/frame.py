@@ -9,33 +9,21 @@ frame           warm-up, memory, and parameters without feedback
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from thinwire.bucket import Bucket, View
 from thinwire.by_node import ByNode
 from thinwire.choose import Choose
-from thinwire.collectives.cheapest import Cheapest
-from thinwire.collectives.two_level import TwoLevel
+from thinwire.collectives import Cheapest, TwoLevel
 from thinwire.combinators import Remember, Route, Rule, Warmup, dense
 from thinwire.comm.nodes import read_nodes
 from thinwire.layout import Layout, Slot
 from thinwire.partial import Partial
 from thinwire.protocols import Collective, CollectivePromises, Reducer, Selector, promised
-from thinwire.recipes.options import (
-    Densities,
-    Merge,
-    Parameters,
-    Shared,
-    Sparse,
-    named_collective,
-    read_collective,
-    read_density,
-    read_estimate,
-    read_memory,
-    read_rule,
-)
+from thinwire.recipes import options
+from thinwire.recipes.options import Densities, Merge, Shared, Sparse
 from thinwire.reducers import Select
 from thinwire.schedule import ByParameter, Density
 from thinwire.wire import Wire
@@ -57,7 +45,7 @@ def sparse(
     `ragged` says that counts vary, `own` is the recipe's collective, `indices` the index code of a
     wire that names none.
     """
-    chosen = read_estimate(shared["estimate"], pick, over)
+    chosen = options.read_estimate(shared["estimate"], pick, over)
     select = choose(
         chosen, over, density, shared, ragged=ragged or chosen is not pick, own=own, indices=indices
     )
@@ -76,13 +64,12 @@ def choose(
 ) -> Select:
     """Choosing and adding up."""
     if ragged and not promised(CollectivePromises, own).ragged:
-        own = _takes_any_count(own)
-    collective = read_collective(shared["collective"], ragged=ragged, own=own)
+        own = replace(cast(Any, own), ragged=True)
+    collective = options.read_collective(shared["collective"], ragged=ragged, own=own)
     wire = as_wire(shared["wire"], indices)
     _check_zero(collective, wire)
-    return Select(
-        pick=pick, over=over, density=read_density(density), collective=collective, wire=wire
-    )
+    shares = options.read_density(density)
+    return Select(pick=pick, over=over, density=shares, collective=collective, wire=wire)
 
 
 def frame_sparse(
@@ -90,12 +77,12 @@ def frame_sparse(
 ) -> Reducer:
     """Around what selects: what `stays` dense, by default as the caller says, and all the rest."""
     if stays is None and shared["dense"] is not None:
-        stays = read_rule("dense", shared["dense"])
+        stays = options.read_rule("dense", shared["dense"])
     if stays is not None:
         inner = Route(stays, dense(), inner)
     if shared["partial"]:
         choices = (("dense", dense()), ("sparse", inner))
-        decide = Partial(density=read_density(density), always=stays or no_parameter)
+        decide = Partial(density=options.read_density(density), always=stays or no_parameter)
         inner = Choose(choices=choices, decide=decide)
     return frame(_by_node(shared["collective"], inner), shared)
 
@@ -104,18 +91,24 @@ def route_dense(inner: Reducer, shared: Shared) -> Reducer:
     """Around a code or a projection: parameters that the caller wants averaged exactly."""
     if shared["dense"] is None:
         return inner
-    return Route(read_rule("dense", shared["dense"]), dense(), inner)
+    return Route(options.read_rule("dense", shared["dense"]), dense(), inner)
 
 
 def frame(inner: Reducer, shared: Shared) -> Reducer:
     """Memory outside, warm-up inside it: a dense step delivers the residual at once."""
     inner = inner if shared["warmup"] == 0 else Warmup(shared["warmup"], inner)
-    memory = read_memory(shared["memory"])
+    memory = options.read_memory(shared["memory"])
     kept = inner if memory is None else Remember(inner, memory)
     unfed = shared["no_feedback"]
     if not unfed:
         return kept
-    return Route(_unfed(unfed, shared), inner, kept)
+    rule = options.read_rule("no_feedback", unfed)
+    if shared["memory"] == "none":
+        raise ValueError(
+            f"no_feedback says which parameters keep no residual, got {unfed!r} where none does "
+            "(memory='none'); give one of them"
+        )
+    return Route(rule, inner, kept)
 
 
 def sends_all(layout: Layout, over: View, density: Density) -> bool:
@@ -133,16 +126,6 @@ def no_parameter(slot: Slot) -> bool:
     return False
 
 
-def _unfed(given: Parameters, shared: Shared) -> Rule:
-    unfed = read_rule("no_feedback", given)
-    if shared["memory"] == "none":
-        raise ValueError(
-            f"no_feedback says which parameters keep no residual, got {given!r} where none does "
-            "(memory='none'); give one of them"
-        )
-    return unfed
-
-
 def _check_zero(collective: Collective, wire: Wire) -> None:
     """Where some parameters may go dense, the zeros between what was chosen must stay zeros."""
     if isinstance(collective, Cheapest) and not wire.values.keeps_zero:
@@ -155,10 +138,5 @@ def _check_zero(collective: Collective, wire: Wire) -> None:
 
 def _by_node(collective: Merge, inner: Reducer) -> Reducer:
     """Around what selects, if the caller wants two levels."""
-    given = named_collective(collective, ragged=True) if isinstance(collective, str) else collective
+    given = options.named_collective(collective, ragged=True)
     return ByNode(inner, read_nodes(given.nodes)) if isinstance(given, TwoLevel) else inner
-
-
-def _takes_any_count(collective: Any) -> Collective:
-    varying: Collective = replace(collective, ragged=True)
-    return varying

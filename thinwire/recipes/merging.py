@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from thinwire.bucket import by_region, whole
-from thinwire.collectives.gtopk import GTopK
-from thinwire.collectives.oktopk import OkTopk
-from thinwire.collectives.slots import Slots
-from thinwire.collectives.spardl import BlockQuota
-from thinwire.collectives.split import SplitReduce
+from thinwire.collectives import BlockQuota, GTopK, OkTopk, Slots, SplitReduce
 from thinwire.protocols import Reducer
 from thinwire.recipes.frame import sparse
 from thinwire.recipes.options import Densities, Sparse, read_collective

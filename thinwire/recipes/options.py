@@ -10,20 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from thinwire import collectives
 from thinwire.bucket import View, by_layer, whole
-from thinwire.collectives.cheapest import Cheapest
-from thinwire.collectives.gather import AllGather
-from thinwire.collectives.gtopk import GTopK
-from thinwire.collectives.oktopk import OkTopk
-from thinwire.collectives.slots import Slots
-from thinwire.collectives.spardl import BlockQuota
-from thinwire.collectives.split import SplitReduce
-from thinwire.collectives.two_level import TwoLevel
+from thinwire.collectives import AllGather, TwoLevel
 from thinwire.combinators import Rule
 from thinwire.layout import Slot
 from thinwire.memory import MomentumCorrected, Residual
 from thinwire.protocols import Collective, CollectivePromises, Memory, Selector, promised
-from thinwire.schedule import ByParameter, Density, Number, Which
+from thinwire.schedule import ByParameter, Density, Number, Which, is_whole
 from thinwire.selectors.drift import Drifting
 from thinwire.selectors.topk import topk
 from thinwire.wire import Wire
@@ -87,15 +81,18 @@ USUAL: dict[str, Any] = {
 }  # fmt: skip
 COLLECTIVES: dict[str, Callable[[bool], Collective | TwoLevel]] = {  # by whether counts vary
     "gather": lambda ragged: AllGather(ragged=ragged),
-    "gtopk": lambda ragged: GTopK(ragged=ragged),
-    "tree": lambda ragged: GTopK(ragged=ragged, tree=True),
-    "topkdsa": lambda ragged: SplitReduce(),
-    "oktopk": lambda ragged: OkTopk(),
-    "slots": lambda ragged: Slots(),
-    "spardl": lambda ragged: BlockQuota(),
-    "cheapest": lambda ragged: Cheapest(),
+    "gtopk": lambda ragged: collectives.GTopK(ragged=ragged),
+    "tree": lambda ragged: collectives.GTopK(ragged=ragged, tree=True),
+    "topkdsa": lambda ragged: collectives.SplitReduce(),
+    "oktopk": lambda ragged: collectives.OkTopk(),
+    "slots": lambda ragged: collectives.Slots(),
+    "spardl": lambda ragged: collectives.BlockQuota(),
+    "cheapest": lambda ragged: collectives.Cheapest(),
     "two_level": lambda ragged: TwoLevel(),
 }
+MEMORIES: dict[str, Memory | None] = {
+    "none": None, "residual": Residual(), "momentum": MomentumCorrected(),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def read_collective(
     collective: Merge, *, ragged: bool, own: Collective | None = None
 ) -> Collective:
     """The caller's collective, or the recipe's own: an all-gather that takes the counts it has."""
-    given = named_collective(collective, ragged) if isinstance(collective, str) else collective
+    given = named_collective(collective, ragged)
     collective = given.between if isinstance(given, TwoLevel) else given
     if collective is not None and not callable(getattr(collective, "sum", None)):
         raise ValueError(f"collective must have sum(...), e.g. AllGather(), got {collective!r}")
@@ -146,8 +143,10 @@ def read_collective(
     return collective or own or AllGather(ragged=ragged)
 
 
-def named_collective(name: str, ragged: bool) -> Collective | TwoLevel:
-    """The collective of that name, for counts that vary or do not."""
+def named_collective(name: Merge, ragged: bool) -> Collective | TwoLevel | None:
+    """The collective of that name, for counts that vary or do not; what is no name, as it is."""
+    if not isinstance(name, str):
+        return name
     size = re.fullmatch(r"two_level\((\d+)\)", name)
     if size:
         return TwoLevel(nodes=int(size[1]))
@@ -161,12 +160,8 @@ def named_collective(name: str, ragged: bool) -> Collective | TwoLevel:
 
 def read_memory(memory: str | Memory) -> Memory | None:
     """The memory of that name, or the memory itself; None if nothing is kept."""
-    if memory == "none":
-        return None
-    if memory == "residual":
-        return Residual()
-    if memory == "momentum":
-        return MomentumCorrected()
+    if isinstance(memory, str) and memory in MEMORIES:
+        return MEMORIES[memory]
     named = isinstance(memory, str | type)  # a class is not a memory yet
     if named or not (hasattr(memory, "fold") and hasattr(memory, "keep")):
         raise ValueError(
@@ -178,8 +173,7 @@ def read_memory(memory: str | Memory) -> Memory | None:
 
 def read_estimate(estimate: bool | int, pick: Selector, over: View) -> Selector:
     """The selector itself, or one that reuses its threshold."""
-    whole_number = isinstance(estimate, int) and estimate >= 1
-    if not isinstance(estimate, bool) and not whole_number:
+    if not isinstance(estimate, bool) and not (is_whole(estimate) and estimate >= 1):
         raise ValueError(
             f"estimate must be True, False or a first interval of turns, got {estimate!r}"
         )

@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
 
 from thinwire.choose import Choose
 from thinwire.combinators import Scheduled
@@ -37,6 +37,10 @@ TYPES = {
     "Sequence[str] | None": "list of names or None",
     "str": "name", "float": "number",
 }  # fmt: skip
+
+
+class Alone(TypedDict):
+    """The options that a recipe shares which shares none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +73,7 @@ def recipe(**usual: Any) -> Callable[[Recipe], Recipe]:
 
     def made(function: Recipe) -> Recipe:
         known = _make_signature(function, usual)
-        hints = get_type_hints(function) | _shared_hints(function)
+        hints = get_type_hints(function) | get_type_hints(_shared_type(function))
         numbers = {name for name, hint in hints.items() if Schedule in get_args(hint)} - ASKED
         flags = {name for name, hint in hints.items() if hint is bool}
 
@@ -108,14 +112,13 @@ def list_options(function: Callable[..., Reducer]) -> list[Option]:
     shared = _shared_type(function)
     docs = [inspect.getdoc(home) or "" for home in (Shared, Wired, Sparse, function)]
     meanings = {name: text for doc in docs for name, text in _arguments(doc)}
-    known = set() if shared is None else set(shared.__annotations__)
     return [
         Option(
             name=option.name,
             default=option.default,
             type=TYPES.get(option.annotation, option.annotation),
             meaning=meanings[option.name],
-            shared=option.name in known,
+            shared=option.name in shared.__annotations__,
         )
         for option in inspect.signature(function).parameters.values()
     ]
@@ -161,25 +164,19 @@ def _make_signature(function: Callable[..., Reducer], usual: dict[str, Any]) -> 
     """The function's own options, and those it shares with others by name."""
     own = inspect.signature(function)
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    kind, shared, defaults = inspect.Parameter.KEYWORD_ONLY, _shared_type(function), USUAL | usual
-    texts = {} if shared is None else shared.__annotations__
+    kind, defaults = inspect.Parameter.KEYWORD_ONLY, USUAL | usual
     more = [
         inspect.Parameter(n, kind, default=defaults[n], annotation=a.__forward_arg__)
-        for n, a in texts.items()
+        for n, a in _shared_type(function).__annotations__.items()
     ]
     return own.replace(parameters=[*named, *more])
 
 
 def _shared_type(function: Callable[..., Reducer]) -> Any:
-    """The TypedDict of `**shared: Unpack[...]`, if the recipe shares options."""
+    """The TypedDict of `**shared: Unpack[...]`; an empty one, if the recipe shares no options."""
     plain = inspect.unwrap(function)
     unpacked = get_args(get_type_hints(plain).get("shared"))
-    return unpacked[0] if unpacked else None
-
-
-def _shared_hints(function: Callable[..., Reducer]) -> dict[str, Any]:
-    shared = _shared_type(function)
-    return {} if shared is None else get_type_hints(shared)
+    return unpacked[0] if unpacked else Alone
 
 
 def _arguments(doc: str) -> Iterator[tuple[str, str]]:

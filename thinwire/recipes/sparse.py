@@ -142,11 +142,7 @@ def gaussiank(
 
 @recipe()
 def redsync(
-    density: Densities = 0.01,
-    *,
-    trim: bool = False,
-    refresh: Whole = 1,
-    **shared: Unpack[Sparse],
+    density: Densities = 0.01, *, trim: bool = False, refresh: Whole = 1, **shared: Unpack[Sparse]
 ) -> Reducer:
     """Top-k by a threshold found by bisection.
 
@@ -244,7 +240,7 @@ class SentWhole:
     density: Density
 
     def __call__(self, slot: Slot) -> bool:
-        chunks = self.basis.layout(Layout((slot,), slot.offset + slot.numel))
+        chunks = self.basis.layout(Layout((slot,), slot.stop))
         return sends_all(chunks, by_row, self.density)
 
 

@@ -6,7 +6,6 @@ starts dense and ramps down, with as much of it as the budget of the whole train
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,11 +19,12 @@ from thinwire.comm.metered import all_reduced
 from thinwire.describe import parts, rebuilt, spell
 from thinwire.layout import Layout
 from thinwire.memory import MomentumCorrected
+from thinwire.partial import interpolate
 from thinwire.protocols import Comm, Reduced, Reducer, Traffic
 from thinwire.recipes.merging import gtopk, slots
 from thinwire.recipes.recipe import recipe
 from thinwire.recipes.values import bf16, int4, int8
-from thinwire.schedule import Flushed, Number, Ramp, checked_flag
+from thinwire.schedule import Flushed, Number, Ramp, checked_flag, is_number, is_whole
 
 CODES = ((2.05, bf16), (4.1, int8), (8.1, int4))  # the most each of them saves, and a little
 WIRE = "int8+auto"
@@ -126,14 +126,13 @@ def tuned(saving: float = 4.0, steps: int | None = None, *, clipped: bool = Fals
 
 
 def _check(saving: float, steps: int | None) -> None:
-    number = isinstance(saving, int | float) and not isinstance(saving, bool)
-    if not number or not 1 <= saving <= 1000:
+    if not is_number(saving) or not 1 <= saving <= 1000:
         raise ValueError(
             f"saving says how many times fewer bytes, from 1 to 1000, got {saving!r}; 4 is eight "
             "bits per value, and 16 a sparse recipe"
         )
-    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
-    if not (whole or (steps is None and saving <= CODES[-1][0])):
+    needed = steps is not None or saving > CODES[-1][0]
+    if needed and not (is_whole(steps) and steps >= 1):
         raise ValueError(
             f"steps must be how many optimizer steps the training has, got {steps!r}; e.g. "
             f"tuned(saving={saving:g}, steps=10_000)"
@@ -150,7 +149,7 @@ def _ends(
     density is the same in all steps. `flushed` counts the steps of a training whose last is whole.
     """
     prices = _prices(name, world, numel)
-    whole = _price(1.0, prices) / flushed if flushed else 0.0
+    whole = interpolate(prices, 1.0) / flushed if flushed else 0.0
 
     def spent(start: float, end: float) -> float:
         return _mean(start, end, share, prices) + whole
@@ -174,16 +173,8 @@ def _solve(spent: Callable[[float], float], budget: float, low: float, high: flo
 def _mean(start: float, end: float, share: float, prices: list[tuple[float, float]]) -> float:
     """The mean share of dense bytes over a ramp and what follows it."""
     ramp = (start * (end / start) ** (i / SAMPLES) for i in range(SAMPLES))
-    return share * sum(_price(d, prices) for d in ramp) / SAMPLES + (1 - share) * _price(
-        end, prices
-    )
-
-
-def _price(density: float, prices: list[tuple[float, float]]) -> float:
-    """Between two densities whose price is known."""
-    at = min(len(prices) - 1, max(1, bisect.bisect_left(prices, (density, 0.0))))
-    (d0, p0), (d1, p1) = prices[at - 1], prices[at]
-    return p0 + (p1 - p0) * (density - d0) / (d1 - d0)
+    total = sum(interpolate(prices, density) for density in ramp)
+    return share * total / SAMPLES + (1 - share) * interpolate(prices, end)
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""Numbers in sixteen bits and fewer, in Triton.
+"""Numbers in eight bits and fewer, in Triton: codes that need a look at a whole block first.
 
 A block of numbers is held by one program.
 Divisions are rounded as the CPU rounds them, random numbers are the same hashes of their places, so
@@ -14,10 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.kernels.gpu.bits import pack
-from thinwire.kernels.gpu.launch import launch
 from thinwire.kernels.reference import scales as reference
-from thinwire.kernels.reference.scales import TOP, TOP_FP8, TOP_HALF, WORD, Edges, Room, find_edges
+from thinwire.kernels.reference.scales import TOP, TOP_FP8, WORD, Edges, Room, find_edges
 
 
 @triton.jit
@@ -51,26 +49,6 @@ def _draw(place, low, high):
 
 
 @triton.jit
-def _round_half(x, n, power, codes, largest, B: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    value = tl.load(x + at, mask=at < n, other=0.0)
-    held = tl.minimum(tl.maximum(value, -largest), largest)
-    value = tl.where(tl.abs(value) < float("inf"), held, value)
-    factor = ((tl.load(power) + 127) << 23).to(tl.float32, bitcast=True)
-    tl.store(codes + at, (value * factor).to(tl.float16), mask=at < n)
-
-
-@triton.jit
-def _round_bf16(x, n, codes, B: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    bits = tl.load(x + at, mask=at < n, other=0.0).to(tl.int32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    code = tl.minimum((size + 0x7FFF + ((size >> 16) & 1)) >> 16, 0x7F7F)  # stays finite
-    code = tl.where(size < 0x7F800000, code, tl.where(size == 0x7F800000, 0x7F80, 0x7FC0))
-    tl.store(codes + at, (code | ((bits >> 16) & 0x8000)).to(tl.int16), mask=at < n)
-
-
-@triton.jit
 def _round_int8(x, edges, scale, codes, B: tl.constexpr):
     row, at, inside, value, top, broken = _load_block(x, edges, B)
     step = tl.div_rn(top, 127.0)
@@ -95,25 +73,6 @@ def _round_fp8(x, edges, scale, codes, most, B: tl.constexpr):
     code = tl.where(size < (121 << 23), low - (141 << 23), normal) | ((bits >> 24) & 0x80)
     tl.store(scale + row, tl.where(broken, float("nan"), step))
     tl.store(codes + at, tl.where(broken, 0, code).to(tl.uint8), mask=inside)
-
-
-@triton.jit
-def _average(x, edges, scale, B: tl.constexpr):
-    row, _, inside, value, _, broken = _load_block(x, edges, B)
-    total = tl.sum(tl.abs(value).to(tl.float64)) / tl.sum(inside.to(tl.float64))
-    tl.store(scale + row, tl.where(broken, float("nan"), total.to(tl.float32)))
-
-
-@triton.jit
-def _average_signs(x, edges, above, below, B: tl.constexpr):
-    row, _, _, value, _, broken = _load_block(x, edges, B)
-    wide = value.to(tl.float64)
-    high = tl.sum(tl.where(value > 0, wide, 0.0))
-    low = tl.sum(tl.where(value < 0, wide, 0.0))
-    highs = tl.maximum(tl.sum((value > 0).to(tl.float64)), 1.0)
-    lows = tl.maximum(tl.sum((value < 0).to(tl.float64)), 1.0)
-    tl.store(above + row, tl.where(broken, float("nan"), (high / highs).to(tl.float32)))
-    tl.store(below + row, tl.where(broken, float("nan"), (low / lows).to(tl.float32)))
 
 
 @triton.jit
@@ -157,26 +116,6 @@ def _multiply(codes, scale, edges, out, largest, B: tl.constexpr):
     tl.store(out + at, tl.where(value == value, held, value), mask=inside)
 
 
-@triton.jit
-def _choose(signs, above, below, edges, out, B: tl.constexpr):
-    row, at, inside = _find_places(edges, B)
-    sign = tl.load(signs + at, mask=inside, other=0)
-    tl.store(out + at, tl.where(sign > 0, tl.load(above + row), tl.load(below + row)), mask=inside)
-
-
-def half_encode(x: Tensor, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    codes = torch.empty_like(x, dtype=torch.float16) if codes is None else codes
-    power = reference.find_power(x)
-    launch(_round_half, x.numel(), x, x.numel(), power, codes, TOP_HALF)
-    return power, codes
-
-
-def bf16_encode(x: Tensor, codes: Tensor | None = None) -> Tensor:
-    codes = torch.empty_like(x, dtype=torch.bfloat16) if codes is None else codes
-    launch(_round_bf16, x.numel(), x, x.numel(), codes.view(torch.int16))
-    return codes
-
-
 def int8_encode(
     x: Tensor, block: int, edges: Edges = None, into: Room = None
 ) -> tuple[Tensor, Tensor]:
@@ -199,24 +138,6 @@ def fp8_decode(
 ) -> Tensor:  # fmt: skip
     small = codes.view(torch.float8_e4m3fn).to(torch.float32)
     return scaled(small, scale, block, edges, out, alpha)
-
-
-def sign_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor]:
-    ends, scale = _split(x, block, edges)
-    _launch(_average, block, scale, x, ends, scale)
-    return scale, pack((x >= 0).view(torch.uint8), 1)
-
-
-def onebit_encode(x: Tensor, block: int, edges: Edges = None) -> tuple[Tensor, Tensor, Tensor]:
-    ends, above, below = _split(x, block, edges, 2)
-    _launch(_average_signs, block, above, x, ends, above, below)
-    return above, below, pack((x >= 0).view(torch.uint8), 1)
-
-
-def either(signs: Tensor, above: Tensor, below: Tensor, block: int, edges: Edges = None) -> Tensor:
-    ends, out = find_edges(signs, block, edges), torch.empty_like(signs, dtype=torch.float32)
-    _launch(_choose, block, above, signs.contiguous(), above, below, ends, out)
-    return out
 
 
 def levels_encode(
@@ -251,10 +172,10 @@ def _make_room(
     return ends, *((scale, torch.empty_like(x, dtype=kind)) if into is None else into)
 
 
-def _split(x: Tensor, block: int, edges: Edges, each: int = 1) -> tuple[Tensor, ...]:
-    """Where blocks begin and end, and room for so many scales of each."""
+def _split(x: Tensor, block: int, edges: Edges) -> tuple[Tensor, Tensor]:
+    """Where blocks begin and end, and room for a scale of each."""
     ends = find_edges(x, block, edges)
-    return ends, *torch.empty(each, len(ends) - 1, dtype=torch.float32, device=x.device)
+    return ends, torch.empty(len(ends) - 1, dtype=torch.float32, device=x.device)
 
 
 def _launch(kernel: Any, block: int, scale: Tensor, *args: Any, **constants: Any) -> None:
