@@ -168,7 +168,6 @@ class Job:
     """A row of the table of jobs."""
 
     about: str
-    data: str  # what --data expects
     embedded: str  # what it trains on without --data
     make: Callable[[str, Source], Task]
     sizes: Mapping[str, Settings]
