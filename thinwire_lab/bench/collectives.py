@@ -164,9 +164,8 @@ def _measure_over_mpi(trial: Trial) -> list[Row]:
     if shutil.which("mpirun") is None:
         raise ValueError("no mpirun on this machine: install OpenMPI, or use --comm gloo")
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(
-            folder, "rows.json"
-        )  # not stdout: mpirun's is a terminal that all ranks share
+        # not stdout: mpirun's is a terminal that all ranks share
+        answer = Path(folder, "rows.json")
         module = [sys.executable, "-m", "thinwire_lab.bench.collectives"]
         done = subprocess.run(
             [*mpirun(trial.world), *module, json.dumps(asdict(trial)), str(answer)],

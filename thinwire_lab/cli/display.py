@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+
 from rich.console import Console, RenderableType
 from rich.console import Group as Lines
 from rich.markup import escape
@@ -40,7 +42,7 @@ def lay_out(rows: list[list[str]], title: str | None, width: int) -> RenderableT
         rest = [[str(n), *cells] for n, (_, *cells) in enumerate(rest, 1)]
         widths[0] = len(head[0])
     blocks = _split_columns(widths, width)
-    tables = [_make_table([[row[c] for c in block] for row in (head, *rest)]) for block in blocks]
+    tables = [make_table([row[c] for c in block] for row in (head, *rest)) for block in blocks]
     tables[0].title = None if title is None else escape(title)
     return Lines(*tables, *map(Text, below))
 
@@ -56,11 +58,13 @@ def _split_columns(widths: list[int], room: int) -> list[list[int]]:
     return blocks
 
 
-def _make_table(rows: list[list[str]]) -> Table:
+def make_table(rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> Table:
+    """A table without lines, of rows below a head; columns of words are on the left, figures on
+    the right."""
     head, *rest = rows
     table = Table(box=None, pad_edge=False, title_justify="left")
     for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+        table.add_column(name, justify="left" if number in words else "right", overflow="fold")
     for row in rest:
         table.add_row(*map(escape, row))
     return table

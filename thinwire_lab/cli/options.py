@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
-
-from thinwire_lab.runs.config import Run
 
 
 def whole(least: int) -> Callable[[Any], int]:
@@ -46,23 +43,20 @@ def merge(
     base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
 ) -> dict[str, Any]:
     """File, then flags, then --set."""
-    flagged = {k: v for k, v in given.items() if v is not None}
-    settings, asked = base.get("settings", {}) | flagged, set(flagged)
+    settings = {k: v for k, v in given.items() if v is not None}
     for text in setting or []:
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set takes name=value, got {text!r}")
         settings[name.strip()] = _parse_value(value)
-        asked.add(name.strip())
-    if {"epochs", "steps"} <= asked:
+    if {"epochs", "steps"} <= settings.keys():
         raise ValueError("a length is given in epochs or in steps, not both")
-    if "epochs" in asked:  # over a job, or a file, that counts in steps
-        settings["steps"] = 0
-    return base | {k: v for k, v in flags.items() if v is not None} | {"settings": settings}
+    asked = {k: v for k, v in flags.items() if v is not None}
+    return override(base, asked | {"settings": settings})
 
 
 def override(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """One table over another, and their settings likewise."""
+    """One table over another, and their settings likewise: epochs over a length in steps too."""
     given = more.get("settings", {})
     counted = {"steps": 0} if "epochs" in given and "steps" not in given else {}
     settings = base.get("settings", {}) | counted | given
@@ -84,7 +78,3 @@ def parse_seeds(text: str | None, default: int) -> list[int]:
         return list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
         raise ValueError(f"--seeds are numbers with commas, as 0,1,2; got {text!r}") from None
-
-
-def with_seed(run: Run, seed: int) -> Run:
-    return replace(run, settings=replace(run.settings, seed=seed))

@@ -18,6 +18,7 @@ from thinwire.plan import network as networks
 from thinwire.plan import planner
 from thinwire.plan.network import Network
 from thinwire.plan.planner import DENSE, Option, Setup
+from thinwire_lab import files
 from thinwire_lab.bench import measure
 from thinwire_lab.bench import verify as check
 from thinwire_lab.cli.app import app, console, reported
@@ -168,12 +169,10 @@ def _links(
 
 def _folder(out: Path | None) -> None:
     if out is not None:
-        try:
+        with files.explain_errors(f"write into {out}"):
             out.mkdir(parents=True, exist_ok=True)
             (out / ".part").write_bytes(b"")
             (out / ".part").unlink()
-        except OSError as error:
-            raise ValueError(f"cannot write into {out}: {error.strerror}") from None
 
 
 def _found(question: measure.Question, workers: int) -> measure.Profiled:
@@ -261,12 +260,10 @@ def _save(
 ) -> None:
     from thinwire_lab.report import page
 
-    try:
+    with files.explain_errors(f"write into {out}"):
         (out / "plan.json").write_text(json.dumps(_figures(options, setup), indent=1) + "\n")
         networks.save(setup.network, out / "probe.json")
         page.write(advice.page(f"A plan for {title}", setup, costs, options), out / "plan.html")
-    except OSError as error:
-        raise ValueError(f"cannot write into {out}: {error.strerror}") from None
     console.print(f"Written: {out / 'plan.html'}, plan.json, probe.json")
 
 

@@ -137,7 +137,7 @@ def compare(
                 group = find_group(workers, run, 4)
                 run = replace(run, workers=group.world)
                 for number in options.parse_seeds(seeds, run.settings.seed):
-                    runs.append(options.with_seed(run, number))
+                    runs.append(replace(run, settings=replace(run.settings, seed=number)))
         placed = [(run, None if out is None else out / runner.name_folder(run)) for run in runs]
         book = None if out is None else out / ledger.NAME
         if group.first:
