@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,6 @@ def run_launched(
 
     try:
         agree_on_first(begin)
-        report = report if worker.rank == 0 else lambda message: None
         return _run_all(worker, runs, report, lambda: bool(asked), "launcher", book)
     except Refused:
         raise
@@ -160,13 +159,15 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 def _find_changes(run: Run, out: Path) -> set[str]:
     """Names of what is not the same in this run and in the one that the folder holds."""
-    one, other = (
-        replace(found, data=found.data and Path(found.data).name)  # files may have moved
-        for found in (config.make_run(config.read_toml(out / logs.CONFIG)), run)
-    )
-    apart = {f.name for f in fields(Run) if getattr(one, f.name) != getattr(other, f.name)}
-    first, second = asdict(one.settings), asdict(other.settings)
-    return (apart - {"settings"}) | {name for name in first if first[name] != second[name]}
+    there = _flatten(config.make_run(config.read_toml(out / logs.CONFIG)))
+    return {name for name, value in _flatten(run).items() if value != there[name]}
+
+
+def _flatten(run: Run) -> dict[str, Any]:
+    """All of a run, its settings too, in one table; of its data the name: files may have moved."""
+    table = asdict(replace(run, data=run.data and Path(run.data).name))
+    settings: dict[str, Any] = table.pop("settings")
+    return table | settings
 
 
 def read_result(out: Path) -> Outcome | None:
@@ -220,17 +221,14 @@ def _find_standing(run: Run, out: Path | None) -> int:
     """New, begun or done, as rank 0 sees it."""
     if out is None:
         return NEW
-    found = torch.zeros(1, dtype=torch.int64)
 
-    def look() -> None:
+    def look() -> int:
         done = read_result(out) is not None and not _find_changes(run, out) & {"epochs", "steps"}
         if run.recipe in AFRESH and not done:
             checkpoint.drop(out)
-        found[0] = DONE if done else BEGUN if checkpoint.list_steps(out) else NEW
+        return DONE if done else BEGUN if checkpoint.list_steps(out) else NEW
 
-    agree_on_first(look)
-    dist.broadcast(found, 0)
-    return int(found)
+    return agree_on_first(look)
 
 
 def _recall(
