@@ -6,9 +6,42 @@ import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+from thinwire_lab.runs import config
+
+Size = Annotated[str | None, typer.Option(help="Size of the job: tiny, small or paper.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=config.MOST_WORKERS,
+        help="Local worker processes: default 2 to train, 4 to compare.",
+    ),
+]
+Net = Annotated[
+    str | None, typer.Option(help="Rate of each link, as 1gbit; none for loopback (default).")
+]
+DataPath = Annotated[
+    str | None, typer.Option(help="Path of the data, or fake; default: embedded data.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="Pretrained weights: a local checkpoint folder.")
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with options; flags override it.")
+]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting, as momentum=0.8; repeatable.")
+]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the training data.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Training steps, instead of epochs.")]
+Batch = Annotated[int | None, typer.Option(help="Examples per worker and batch.")]
+Rate = Annotated[float | None, typer.Option(help="Peak learning rate.")]
+Seed = Annotated[int | None, typer.Option(help="Seed for weight initialisation and data order.")]
+FLAGGED = ("epochs", "steps", "batch", "rate", "seed")  # settings that have a flag of their own
 
 
 def whole(least: int) -> Callable[[Any], int]:
@@ -28,22 +61,10 @@ def whole(least: int) -> Callable[[Any], int]:
     return number
 
 
-def collect_flags(
-    job: str, recipe: str | None, size: str | None, data: str | None, net: str | None,
-    workers: int | None, checkpoint: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    """As config.toml has them."""
-    return {
-        "job": job, "recipe": recipe, "size": size, "data": data, "net": net, "workers": workers,
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-    }  # fmt: skip
-
-
-def merge(
-    base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
-) -> dict[str, Any]:
-    """File, then flags, then --set."""
-    settings = {k: v for k, v in given.items() if v is not None}
+def merge(base: dict[str, Any], setting: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """File, then flags, then --set. A flag that is named as a setting is one."""
+    asked = {k: str(v) if isinstance(v, Path) else v for k, v in flags.items() if v is not None}
+    settings = {name: asked.pop(name) for name in FLAGGED if name in asked}
     for text in setting or []:
         name, equals, value = text.partition("=")
         if not equals:
@@ -51,7 +72,6 @@ def merge(
         settings[name.strip()] = _parse_value(value)
     if {"epochs", "steps"} <= settings.keys():
         raise ValueError("a length is given in epochs or in steps, not both")
-    asked = {k: v for k, v in flags.items() if v is not None}
     return override(base, asked | {"settings": settings})
 
 

@@ -50,6 +50,11 @@ def find_launcher() -> tuple[int, int, int] | None:
     return None
 
 
+def is_first() -> bool:
+    """Whether this process is the one that prints: rank 0, or alone."""
+    return (find_launcher() or (0,))[0] == 0
+
+
 def join(patience: timedelta = dist.default_pg_timeout) -> Worker:
     """Join the group that a launcher has started us in; PyTorch waits half an hour."""
     found = find_launcher()

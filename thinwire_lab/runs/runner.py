@@ -45,30 +45,27 @@ Placed = Sequence[tuple[Run, Path | None]]  # runs, and the folders of those tha
 
 
 def run_local(
-    world: int,
-    runs: Placed,
-    net: str,
-    on_report: Report,
-    book: Path | None = None,
+    runs: Placed, on_report: Report, book: Path | None = None,
     on_stop: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
-    """Run on local workers, one run after the other; those already done are read.
+) -> list[Outcome]:  # fmt: skip
+    """Run on local workers, as many as all runs have; those already done are read.
 
     Each that ends becomes a line of the book.
     """
-    stop = workers.make_event()
+    stop, (run, _) = workers.make_event(), runs[0]
     with _claim_folders(runs):
         outcomes: list[Outcome] = workers.run(
-            world, _work, list(runs), stop, net, book, on_report=on_report, net=net, stop=stop,
-            on_stop=on_stop,
+            run.workers or 1, _work, list(runs), stop, book, on_report=on_report, net=run.net,
+            stop=stop, on_stop=on_stop,
         )[0]  # fmt: skip
     return outcomes
 
 
 def _work(
-    rank: int, world: int, report: Report, runs: Placed, stop: Any, net: str, book: Path | None
+    rank: int, world: int, report: Report, runs: Placed, stop: Any, book: Path | None
 ) -> list[Outcome]:
-    return _run_all(Worker(rank=rank, world=world), runs, report, stop.is_set, net, book)
+    worker, net = Worker(rank=rank, world=world), runs[0][0].net
+    return _run_all(worker, runs, report, stop.is_set, net, book)
 
 
 def run_launched(
