@@ -58,11 +58,14 @@ def _split_columns(widths: list[int], room: int) -> list[list[int]]:
     return blocks
 
 
-def make_table(rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> Table:
-    """A table without lines, of rows below a head; columns of words are on the left, figures on
-    the right."""
+def make_table(
+    rows: Iterable[Sequence[str]], words: Collection[int] = (0,), framed: str | None = None
+) -> Table:
+    """Rows below a head: columns of words stand on the left, of figures on the right. A frame goes
+    round a table that has its title there."""
     head, *rest = rows
-    table = Table(box=None, pad_edge=False, title_justify="left")
+    plain = Table(box=None, pad_edge=False, title_justify="left")
+    table = plain if framed is None else Table(title=framed)
     for number, name in enumerate(head):
         table.add_column(name, justify="left" if number in words else "right", overflow="fold")
     for row in rest:

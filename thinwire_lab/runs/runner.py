@@ -39,7 +39,6 @@ EVERY = 0.1  # seconds between reports of a step
 LONGEST = 100  # letters of a recipe in a folder's name
 LENGTHS = {"epochs", "steps", "score_every", "save_every", "loaders"}  # may change on a resume
 AFRESH = ("powersgd-hook",)  # keeps a state that we cannot save
-NEW, BEGUN, DONE = range(3)
 Report = Callable[[Any], None]
 Placed = Sequence[tuple[Run, Path | None]]  # runs, and the folders of those that are kept
 
@@ -182,16 +181,15 @@ def _run_all(
     worker: Worker, runs: Placed, report: Report, asked: Callable[[], bool], net: str,
     book: Path | None,
 ) -> list[Outcome]:  # fmt: skip
-    """Outcomes of this rank; of runs that were done before only rank 0 has them."""
+    """Outcomes of this rank, and of runs that were done before."""
     outcomes: list[Outcome] = []
     agree_on_first(partial(_look_ahead, runs, worker.world))
     for number, (run, out) in enumerate(runs):
-        standing = _find_standing(run, out)
-        if standing == DONE and out is not None:
-            agree_on_first(partial(_recall, run, out, outcomes, worker.world, net, book))
+        done, begun = agree_on_first(partial(_look_back, run, out, worker.world, net, book))
+        if done is not None:
+            outcomes.append(done)
             continue
-        numbered = number_reports(report, number)
-        outcome = _train(worker, run, out, standing == BEGUN, numbered, asked)
+        outcome = _train(worker, run, out, begun, number_reports(report, number), asked)
         outcomes.append(outcome)
         if not outcome.finished:
             break
@@ -214,29 +212,20 @@ def _look_ahead(runs: Placed, world: int) -> None:
         loop.check_recipe(run.reducer(), net, world, total)
 
 
-def _find_standing(run: Run, out: Path | None) -> int:
-    """New, begun or done, as rank 0 sees it."""
+def _look_back(
+    run: Run, out: Path | None, world: int, net: str, book: Path | None
+) -> tuple[Outcome | None, bool]:
+    """What the run gave, if it was done before; and if not, whether it was begun."""
     if out is None:
-        return NEW
-
-    def look() -> int:
-        done = read_result(out) is not None and not _find_changes(run, out) & {"epochs", "steps"}
-        if run.recipe in AFRESH and not done:
-            checkpoint.drop(out)
-        return DONE if done else BEGUN if checkpoint.list_steps(out) else NEW
-
-    return agree_on_first(look)
-
-
-def _recall(
-    run: Run, out: Path, outcomes: list[Outcome], world: int, net: str, book: Path | None
-) -> None:
-    """A run that was done before; the book may have missed it."""
+        return None, False
     done = read_result(out)
-    assert done is not None, "it was there a moment ago"
-    outcomes.append(done)
-    if book is not None:
-        ledger.complete(book, Line.of(run, world, net, done, out))
+    if done is not None and not _find_changes(run, out) & {"epochs", "steps"}:
+        if book is not None:  # which may have missed it
+            ledger.complete(book, Line.of(run, world, net, done, out))
+        return done, False
+    if run.recipe in AFRESH:
+        checkpoint.drop(out)
+    return None, bool(checkpoint.list_steps(out))
 
 
 def _keep(run: Run, out: Path, outcome: Outcome, world: int, net: str, book: Path | None) -> None:
