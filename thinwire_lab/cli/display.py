@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from rich import progress
 from rich.console import Console, RenderableType
 from rich.console import Group as Lines
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 
-def make_bars(on: Console, disable: bool = False) -> Progress:
+def make_bars(on: Console, disable: bool = False) -> progress.Progress:
     """A recipe, its bar, steps, time left and a note; where room is scarce, figures have it."""
     name, bar = ("{task.description:.28}", 20) if on.width >= 120 else ("{task.description:.10}", 5)
-    return Progress(
-        TextColumn(name, markup=False), BarColumn(bar_width=bar),
-        MofNCompleteColumn(), TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}"),
-        console=on, disable=disable,
+    return progress.Progress(
+        progress.TextColumn(name, markup=False), progress.BarColumn(bar_width=bar),
+        progress.MofNCompleteColumn(), progress.TimeRemainingColumn(compact=True),
+        progress.TextColumn("{task.fields[note]}"), console=on, disable=disable,
     )  # fmt: skip
 
 

@@ -60,12 +60,12 @@ def corpus(folder: Path) -> tuple[str, str]:
 
     Of any other text, a file or a folder of them, the last tenth is for the test.
     """
+    found = {part: _part(folder, part) for part in ("train", "valid", "test")}
     others = [folder] if folder.is_file() else sorted(folder.glob("*.txt"))
-    if others and not any(_part(folder, part) for part in ("train", "valid", "test")):
+    if others and not any(found.values()):
         text = "\n".join(_read(path) for path in others)
         cut = text.rfind("\n", 0, int(0.9 * len(text))) + 1 or int(0.9 * len(text))
         return text[:cut], text[cut:]
-    found = {part: _part(folder, part) for part in ("train", "valid", "test")}
     train = found["train"] or found["valid"]
     test = found["test"] if found["test"] not in (None, train) else found["valid"]
     if train is None or test is None or train == test:
