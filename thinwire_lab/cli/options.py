@@ -1,4 +1,7 @@
-"""What was asked for on the command line, as config.toml has it: a file, flags over it, --set."""
+"""Flags that commands share, and what was asked for: a file, flags over it, --set.
+
+What was asked for is a table as config.toml has it.
+"""
 
 from __future__ import annotations
 

@@ -113,9 +113,7 @@ def make_settings(values: Mapping[str, Any], base: Settings) -> Settings:
         like = known[name]
         if isinstance(like, tuple):
             value = _numbers(name, value)
-        elif isinstance(like, float) and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if type(value) is not type(like):
+        elif type(value) is not type(like) and (type(value), type(like)) != (int, float):
             raise ValueError(f"{name} is a {type(like).__name__}, got {value!r}")
         known[name] = value
     return Settings(**known)

@@ -23,7 +23,6 @@ LIBRARY = {"tiny": 120_000, "small": 400_000}  # characters of Python's own sour
 WORDS = 1 << 20  # at paper size all words of the text, be it PTB's 10,000 or WikiText-2's 33,278
 TEXT = f"a folder with {text.LAYOUT}"
 
-
 # size: words, width, layers, length, dropout
 PTB = {"tiny": (500, 64, 1, 20, 0.0), "small": (10_000, 256, 1, 35, 0.2),
        "paper": (10_000, 1500, 2, 35, 0.65)}  # fmt: skip
@@ -35,8 +34,8 @@ GPT2_LARGE = GPT2 | {"paper": (50_257, 1280, 36, 20, 1024)}
 
 
 def lstm(shapes: Mapping[str, tuple[int, int, int, int, float]], size: str, source: Source) -> Task:
-    words, width, layers, most, drop = shapes[size]
-    length = source.words(most)
+    words, width, layers, longest, drop = shapes[size]
+    length = source.words(longest)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), words)))
     else:
@@ -86,11 +85,8 @@ def _predict_next_word(net: Callable[[], nn.Module], data: Sequence[Data]) -> Ta
         return F.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction=reduction)
 
     def rows(model: nn.Module, batches: Iterable[Batch]) -> Tensor:
-        sums = [
-            torch.tensor([float(total(model, batch, "sum")), batch[1].numel()]).double()
-            for batch in batches
-        ]
-        return torch.stack(sums) if sums else torch.empty(0, 2, dtype=torch.float64)
+        sums = [[float(total(model, batch, "sum")), batch[1].numel()] for batch in batches]
+        return torch.tensor(sums, dtype=torch.float64).view(-1, 2)
 
     return Task(
         net=net, train=data[0], test=data[1], loss=lambda m, batch: total(m, batch, "mean"),

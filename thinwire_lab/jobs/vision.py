@@ -91,10 +91,9 @@ def _rows(net: nn.Module, batches: Iterable[Batch]) -> Tensor:
     rows = []
     for pictures, labels in batches:
         scores = _scores(net, pictures)
-        right = (scores.argmax(dim=1) == labels).double().sum()
-        rows.append(torch.stack([right, F.cross_entropy(scores, labels, reduction="sum").double(),
-                                 right.new_tensor(len(labels))]))  # fmt: skip
-    return torch.stack(rows) if rows else torch.empty(0, 3, dtype=torch.float64)
+        right = float((scores.argmax(dim=1) == labels).sum())
+        rows.append([right, float(F.cross_entropy(scores, labels, reduction="sum")), len(labels)])
+    return torch.tensor(rows, dtype=torch.float64).view(-1, 3)
 
 
 def _figures(rows: Tensor) -> dict[str, float]:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engine.ddp import attach
 from thinwire.engine.session import Session
@@ -22,7 +21,7 @@ from thinwire_lab.errors import Refused, first_line
 from thinwire_lab.jobs.data.source import Batch, Data, batches, pick_in_order
 from thinwire_lab.jobs.job import LOWER, Settings, Task
 from thinwire_lab.runs import checkpoint, optimizers
-from thinwire_lab.runs.baselines import Baseline
+from thinwire_lab.runs.baselines import PLAIN, Baseline
 from thinwire_lab.runs.config import BASELINES, Run
 from thinwire_lab.runs.counters import Tally
 from thinwire_lab.runs.launch import Worker, agree, gather, refuse_together
@@ -89,13 +88,10 @@ class Training:
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=scaled)
         self.sync: Session | None = None
-        if recipe is None:
-            self._baseline = Baseline(BASELINES[run.recipe], self.net, settings.bucket_mb)
-            self.model = self._baseline.model
-        else:
-            self.model = DistributedDataParallel(
-                self.net, gradient_as_bucket_view=True, bucket_cap_mb=settings.bucket_mb
-            )
+        # a recipe is attached to plain DDP
+        self._baseline = Baseline(BASELINES.get(run.recipe, PLAIN), self.net, settings.bucket_mb)
+        self.model = self._baseline.model
+        if recipe is not None:
             scaler = self.scaler if scaled else None
             self.sync = attach(self.model, wrap(recipe), optimizer=self.optimizer, scaler=scaler)
         torch.manual_seed(settings.seed * 1000 + worker.rank)  # dropout is every rank's own
