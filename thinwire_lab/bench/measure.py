@@ -86,8 +86,7 @@ def ask(
             return _look(place.rank, place.world, on_report, question)
         finally:
             dist.destroy_process_group()
-    result: Profiled = workers.run(world, _look, question, on_report=on_report)[0]
-    return result
+    return workers.run(world, _look, question, on_report=on_report)[0]
 
 
 def launched() -> bool:

@@ -59,10 +59,7 @@ def measure(
     models.maker(trial.model)
     if trial.net != "none":
         units.rate(trial.net)
-    result: list[Row] = workers.run(
-        world, _worker, calls, trial, on_report=on_report, net=trial.net
-    )[0]
-    return result
+    return workers.run(world, _worker, calls, trial, on_report=on_report, net=trial.net)[0]
 
 
 def _worker(rank: int, world: int, report: Any, calls: list[str], trial: Trial) -> list[Row]:

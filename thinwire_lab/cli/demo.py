@@ -62,7 +62,7 @@ def demo(
                 progress.start_task(tasks[call])
                 progress.update(tasks[call], completed=done, note=note)
 
-            results: list[Result] = local.run(
+            results = local.run(
                 workers, _train_all, list(calls.values()), steps, rate, on_report=show
             )[0]
     console.print(_make_table(dict(zip(calls, results, strict=True))))

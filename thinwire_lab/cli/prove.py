@@ -95,10 +95,8 @@ def _find_proofs(runs: list[Run], every: int, quiet: bool) -> list[Proof]:
             each = record["total"]
             progress.update(task, completed=number * each + record["step"], total=len(runs) * each)
 
-        found: list[Proof] = local.run(
-            runs[0].workers or WORKERS, _worker, runs, every, on_report=on_report, net=runs[0].net
-        )[0]
-    return found
+        world, net = runs[0].workers or WORKERS, runs[0].net
+        return local.run(world, _worker, runs, every, on_report=on_report, net=net)[0]
 
 
 def _worker(rank: int, world: int, report: Any, runs: list[Run], every: int) -> list[Proof]:

@@ -18,24 +18,25 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from thinwire_lab.errors import Refused, WorkerFailed
 from thinwire_lab.local import netns
 
+T = TypeVar("T")
 POLL = 0.1
 ECHO = 0.3  # seconds: `timeout` signals its command and then the whole group, which has it twice
 
 
 def run(
     world: int,
-    function: Callable[..., Any],
+    function: Callable[..., T],
     *args: Any,
     on_report: Callable[[Any], None] = lambda message: None,
     net: str = "none",
     stop: Any = None,
     on_stop: Callable[[], None] = lambda: None,
-) -> list[Any]:
+) -> list[T]:
     """Results in rank order; `on_report` gets what workers report, as it comes.
 
     With `net`, a rate like 1gbit, the workers have links of that rate to each other. With `stop`,

@@ -53,11 +53,10 @@ def run_local(
     """
     stop, (run, _) = workers.make_event(), runs[0]
     with _claim_folders(runs):
-        outcomes: list[Outcome] = workers.run(
+        return workers.run(
             run.workers or 1, _work, list(runs), stop, book, on_report=on_report, net=run.net,
             stop=stop, on_stop=on_stop,
         )[0]  # fmt: skip
-    return outcomes
 
 
 def _work(
