@@ -36,12 +36,6 @@ class Profiled:
     world: int
     links: Network | None = None  # if they were asked for
 
-    @property
-    def probed(self) -> Network:
-        """The links that were measured."""
-        assert self.links is not None
-        return self.links
-
     def setup(self, links: Network, cores: float) -> planner.Setup:
         """For these links, and so many cores per worker."""
         return planner.Setup(model=self.model, groups=self.groups, network=links, cores=cores)

@@ -93,7 +93,8 @@ def plan(
         ), workers)  # fmt: skip
     if measure.launched() and os.environ.get("RANK") != "0":
         return
-    network = links or found.probed
+    network = links or found.links
+    assert network is not None, "links that are not given are measured"
     setup = replace(
         found.setup(network, _cores(network.world, links is None, shared_machine)),
         steps=steps, optimizer=family, tolerance=tolerance,

@@ -34,18 +34,18 @@ def vit(
     checkpoint: Path | None = None,
 ) -> nn.Module:  # fmt: skip
     """Vision transformer. Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
-    net: Any = _make(
+    net = _make(
         "ViTForImageClassification", checkpoint, classes, hidden_size=width,
         num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
         image_size=side, patch_size=patch,
     )  # fmt: skip
-    known = net.config.image_size
+    config: Any = net.config
+    known = config.image_size
     if known not in (side, [side, side]):
         raise MissingData(
             f"{checkpoint} is for pictures of {known} pixels, these have {side}; give others"
         )
-    made: nn.Module = net
-    return made
+    return net
 
 
 def gpt2(
