@@ -44,9 +44,9 @@ def pretrain(shapes: Shapes, size: str, source: Source) -> Task:
 
 def answer_questions(shapes: Shapes, size: str, source: Source) -> Task:
     words, width, layers, heads = shapes[size]
-    most, stride = {"tiny": (40, 16), "small": (128, 64), "paper": (384, 128)}[size]
-    length = source.words(most)
-    stride = max(1, stride * length // most)
+    longest, stride = {"tiny": (40, 16), "small": (128, 64), "paper": (384, 128)}[size]
+    length = source.words(longest)
+    stride = max(1, stride * length // longest)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), 2), ((length,), 2), ((), length),
                           ((), length), ((), 1)), rows=16)  # fmt: skip

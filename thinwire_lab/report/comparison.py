@@ -74,12 +74,11 @@ def of_jobs(by_job: Mapping[str, Sequence[Outcome]]) -> list[list[str]]:
 
 def _cells(outcomes: list[Outcome]) -> list[str]:
     sent = statistics.mean(o.metrics["bytes_sent"] for o in outcomes)
-    dense = statistics.mean(o.metrics["bytes_dense"] for o in outcomes)
     steps = max(1, outcomes[0].metrics["steps"])
     messages = outcomes[0].metrics.get("messages", float("nan")) / steps
     return [
         f"{statistics.mean(o.loss for o in outcomes):.4f}", f"{sent / 1e6:.2f}",
-        f"{dense / sent:.1f}" if sent else "", f"{messages:.1f}" if messages == messages else "",
+        f"{scores.saving(outcomes):.1f}" if sent else "", f"{messages:.1f}" if messages == messages else "",
         f"{100 * statistics.mean(o.metrics['density'] for o in outcomes):.2f} %",
         f"{1e3 * statistics.median(o.step_seconds for o in outcomes):.1f}",
         f"{statistics.mean(o.seconds for o in outcomes):.1f}",

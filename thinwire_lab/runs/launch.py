@@ -142,7 +142,7 @@ def share_refusals(*files: Path | None) -> Iterator[None]:
         except (RuntimeError, ValueError):
             raise UnsharedError(f"worker {rank}: {error}") from None
         try:
-            refuse_together(str(error))
+            refuse_together(str(error) or "refused")
         finally:
             dist.destroy_process_group()
 
