@@ -78,7 +78,8 @@ def _cells(outcomes: list[Outcome]) -> list[str]:
     messages = outcomes[0].metrics.get("messages", float("nan")) / steps
     return [
         f"{statistics.mean(o.loss for o in outcomes):.4f}", f"{sent / 1e6:.2f}",
-        f"{scores.saving(outcomes):.1f}" if sent else "", f"{messages:.1f}" if messages == messages else "",
+        f"{scores.saving(outcomes):.1f}" if sent else "",
+        f"{messages:.1f}" if messages == messages else "",
         f"{100 * statistics.mean(o.metrics['density'] for o in outcomes):.2f} %",
         f"{1e3 * statistics.median(o.step_seconds for o in outcomes):.1f}",
         f"{statistics.mean(o.seconds for o in outcomes):.1f}",
