@@ -11,3 +11,8 @@ class UnsharedError(ValueError):
 
 class WorkerFailed(RuntimeError):
     """A worker raised, or died; the message says which and why."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what it says; its kind, if it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -92,10 +92,7 @@ def measure(trial: Trial, on_report: Callable[[str], None] = lambda name: None) 
         raise ValueError(f"comm must be {' or '.join(COMMS)}, got {trial.comm!r}")
     contenders(trial)  # a bad density is the caller's error, before any process is started
     if trial.comm == "gloo":
-        rows: list[Row] = workers.run(
-            trial.world, _worker, trial, on_report=on_report, net=trial.net
-        )[0]
-        return rows
+        return workers.run(trial.world, _worker, trial, on_report=on_report, net=trial.net)[0]
     if trial.net != "none":
         raise ValueError("mpirun starts its own workers: --comm mpi needs --net none")
     return _measure_over_mpi(trial)

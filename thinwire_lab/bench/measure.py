@@ -36,12 +36,6 @@ class Profiled:
     world: int
     links: Network | None = None  # if they were asked for
 
-    @property
-    def probed(self) -> Network:
-        """The links that were measured."""
-        assert self.links is not None
-        return self.links
-
     def setup(self, links: Network, cores: float) -> planner.Setup:
         """For these links, and so many cores per worker."""
         return planner.Setup(model=self.model, groups=self.groups, network=links, cores=cores)
@@ -86,8 +80,7 @@ def ask(
             return _look(place.rank, place.world, on_report, question)
         finally:
             dist.destroy_process_group()
-    result: Profiled = workers.run(world, _look, question, on_report=on_report)[0]
-    return result
+    return workers.run(world, _look, question, on_report=on_report)[0]
 
 
 def launched() -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from thinwire import recipes
 from thinwire.bucket import Bucket
@@ -27,17 +28,16 @@ def find_unserved(calls: list[str], steps: int = 10, batch: int = 64) -> dict[st
 def _share(recipe: Reducer, steps: int, batch: int) -> float:
     torch.manual_seed(0)
     net, (train, _) = vision.mlp(64, 256), images.digits(8, 1)
-    loss_of = nn.CrossEntropyLoss()
+    names, parameters = zip(*net.named_parameters(), strict=True)
 
     def worker(comm: LocalComm) -> tuple[int, int]:
         state: dict[str, Any] = {}
         silent = rows = 0
         for step in range(steps):
-            net.zero_grad()
             chosen = torch.arange(step * batch, (step + 1) * batch)
             pictures, labels = train.batch(chosen, None)
-            loss_of(net(pictures), labels).backward()
-            grads = {name: _gradient(p) for name, p in net.named_parameters()}
+            loss = F.cross_entropy(net(pictures), labels)
+            grads = dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
             waiting = _add_residual(state, grads)
             bucket = Bucket.of(grads, state=state, step=step)
             layout = bucket.layout
@@ -54,11 +54,6 @@ def _share(recipe: Reducer, steps: int, batch: int) -> float:
 
     silent, rows = local.run(1, worker)[0]
     return silent / rows
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def _add_residual(state: dict[str, Any], grads: dict[str, Tensor]) -> dict[str, Tensor]:

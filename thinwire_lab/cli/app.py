@@ -42,9 +42,9 @@ def _commands(
 
 def _print_error(error: Exception) -> None:
     """Print it once: what one rank of a launcher is refused, all are. Brackets are no markup."""
-    from thinwire_lab.runs.launch import find_launcher
+    from thinwire_lab.runs.launch import is_first
 
-    if (find_launcher() or (0,))[0] == 0 or isinstance(error, UnsharedError):
+    if is_first() or isinstance(error, UnsharedError):
         errors.print(f"[red]thinwire:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
 
 

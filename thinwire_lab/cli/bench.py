@@ -17,6 +17,7 @@ from thinwire_lab.bench import collectives, kernels, selection, verbs
 from thinwire_lab.bench import step as steps_bench
 from thinwire_lab.bench.rows import find_unserved
 from thinwire_lab.cli.app import app, console, reported
+from thinwire_lab.cli.display import make_table
 from thinwire_lab.cli.options import whole
 from thinwire_lab.runs.baselines import ALONE, BASELINES, PLAIN
 from thinwire_lab.runs.versions import versions
@@ -86,20 +87,10 @@ def bench_kernels(
     json_file: JsonFile = None,
 ) -> None:
     """Time the kernels, in units of one `add_` over the same values."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("kernel")
-    for column in ("ms", "x add_", "torch ms", "x faster"):
-        table.add_column(column, justify="right")
-    rows: list[kernels.Row] = []
     with reported(), Progress(console=console, transient=True) as progress:
-        for row in progress.track(kernels.measure(n, turns, threads), total=kernels.ROWS):
-            rows.append(row)
-            plain = ["", ""]
-            if row.plain is not None:
-                plain = [f"{1000 * row.plain:.1f}", f"{row.plain / row.seconds:.1f}"]
-            ratio = f"{row.seconds / row.unit:.2f}"
-            table.add_row(row.name, f"{1000 * row.seconds:.2f}", ratio, *plain)
-    console.print(table)
+        measured = kernels.measure(n, turns, threads)
+        rows = list(progress.track(measured, total=kernels.ROWS))
+    console.print(_make_kernels_table(rows))
     unit = 1000 * statistics.median(row.unit for row in rows)
     console.print(f"{n:,} values, {threads} thread(s), medians; one add_ took {unit:.1f} ms.")
     write_json(json_file, {"n": n, "threads": threads, "rows": rows})
@@ -153,29 +144,13 @@ def selectors(
     json_file: JsonFile = None,
 ) -> None:
     """Compare every selector with exact top-k, and count model rows that send nothing."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("data")
-    table.add_column("selector")
-    for column in ("found / asked", "energy sent", "ms", "x topk"):
-        table.add_column(column, justify="right")
-    rows: list[selection.Row] = []
     total = 3 * len(selection.SELECTORS)
     calls = [f"{name}(density={density})" for name in ("topk", "adtopk")]
     with reported(), Progress(console=console) as progress:
         checked_density(density)
-        for row in progress.track(selection.measure(n, density, steps), total=total):
-            rows.append(row)
-            reference = next(r for r in rows if (r.selector, r.data) == (selection.EXACT, row.data))
-            table.add_row(
-                row.data,
-                row.selector,
-                f"{row.fewest:.2f} - {row.most:.2f}",
-                f"{100 * row.energy:.1f} %",
-                f"{1000 * row.seconds:.1f}",
-                f"{row.seconds / reference.seconds:.2f}",
-            )
+        rows = list(progress.track(selection.measure(n, density, steps), total=total))
         shares = find_unserved(calls)
-    console.print(table)
+    console.print(_make_selectors_table(rows))
     console.print(f"\n{n:,} values, density {density}, {steps} steps, one thread, medians.")
     console.print("Weight rows of the digits model that send nothing in a step:")
     for call, share in shares.items():
@@ -198,14 +173,11 @@ def _measure_verbs(world: int, net: str, over_gloo: bool, steps: int) -> list[ve
         rows = verbs.measure(
             world, net, turns=max(1, min(7, steps)), on_report=lambda size: progress.advance(task)
         )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("ms" if net == "none" else "share of the rate")
-    for size in verbs.SIZES:
-        table.add_column(f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size // 1024} KB",
-                         justify="right")  # fmt: skip
+    sizes = [f"{n / 1e6:.3g} MB" if n >= 1e6 else f"{n // 1024} KB" for n in verbs.SIZES]
+    cells = [["ms" if net == "none" else "share of the rate", *sizes]]
     for verb in dict.fromkeys(row.verb for row in rows):
-        table.add_row(verb, *(_show_filled(row) for row in rows if row.verb == verb))
-    console.print(table)
+        cells.append([verb, *(_show_filled(row) for row in rows if row.verb == verb)])
+    console.print(make_table(cells))
     console.print(
         f"{world} ranks; sizes are of the buffer on each; share: bytes / (rate x time).\n"
     )
@@ -216,39 +188,48 @@ def _show_filled(row: verbs.Row) -> str:
     return f"{1000 * row.seconds:.1f}" if row.full is None else f"{row.full:.2f}"
 
 
+def _make_kernels_table(rows: list[kernels.Row]) -> Table:
+    cells = [["kernel", "ms", "x add_", "torch ms", "x faster"]]
+    for row in rows:
+        plain = ["", ""]
+        if row.plain is not None:
+            plain = [f"{1000 * row.plain:.1f}", f"{row.plain / row.seconds:.1f}"]
+        ratio = f"{row.seconds / row.unit:.2f}"
+        cells.append([row.name, f"{1000 * row.seconds:.2f}", ratio, *plain])
+    return make_table(cells)
+
+
+def _make_selectors_table(rows: list[selection.Row]) -> Table:
+    cells = [["data", "selector", "found / asked", "energy sent", "ms", "x topk"]]
+    exact = {row.data: row.seconds for row in rows if row.selector == selection.EXACT}
+    for row in rows:
+        cells.append([
+            row.data, row.selector, f"{row.fewest:.2f} - {row.most:.2f}",
+            f"{100 * row.energy:.1f} %", f"{1000 * row.seconds:.1f}",
+            f"{row.seconds / exact[row.data]:.2f}",
+        ])  # fmt: skip
+    return make_table(cells, words=(0, 1))
+
+
 def _make_sums_table(rows: list[collectives.Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("one bucket")
-    for column in ("ms", "of dense", "dense / it", "KB sent"):
-        table.add_column(column, justify="right")
+    cells = [["one bucket", "ms", "of dense", "dense / it", "KB sent"]]
     dense = next(row for row in rows if row.name == collectives.DENSE)
     for row in rows:
-        table.add_row(
-            row.name,
-            f"{1000 * row.seconds:.1f}",
-            f"{row.seconds / dense.seconds:.3f}",
-            f"{dense.seconds / row.seconds:.2f}",
-            f"{row.bytes_sent / 1024:.1f}",
-        )
-    return table
+        cells.append([
+            row.name, f"{1000 * row.seconds:.1f}", f"{row.seconds / dense.seconds:.3f}",
+            f"{dense.seconds / row.seconds:.2f}", f"{row.bytes_sent / 1024:.1f}",
+        ])  # fmt: skip
+    return make_table(cells)
 
 
 def _make_step_table(rows: list[steps_bench.Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step")
-    for column in ("ms", "x alone", "DDP / it", "KB sent", "x less", "exposed ms"):
-        table.add_column(column, justify="right")
+    cells = [["step", "ms", "x alone", "DDP / it", "KB sent", "x less", "exposed ms"]]
     alone, plain = (next(row for row in rows if row.name == name) for name in (ALONE, PLAIN))
     for row in rows:
-        fewer = f"{row.bytes_dense / row.bytes_sent:.1f}" if row.bytes_sent else ""
-        exposed = "" if row.exposed != row.exposed else f"{1000 * row.exposed:.1f}"
-        table.add_row(
-            row.name,
-            f"{1000 * row.seconds:.1f}",
-            f"{row.seconds / alone.seconds:.2f}",
-            f"{plain.seconds / row.seconds:.2f}",
-            f"{row.bytes_sent / 1024:.1f}",
-            fewer,
-            exposed,
-        )
-    return table
+        cells.append([
+            row.name, f"{1000 * row.seconds:.1f}", f"{row.seconds / alone.seconds:.2f}",
+            f"{plain.seconds / row.seconds:.2f}", f"{row.bytes_sent / 1024:.1f}",
+            f"{row.bytes_dense / row.bytes_sent:.1f}" if row.bytes_sent else "",
+            "" if row.exposed != row.exposed else f"{1000 * row.exposed:.1f}",
+        ])  # fmt: skip
+    return make_table(cells)

@@ -15,6 +15,7 @@ from thinwire.describe import spell
 from thinwire.plan import prices, units
 from thinwire.recipes import UnknownRecipe
 from thinwire_lab.cli.app import app, console, reported
+from thinwire_lab.cli.display import make_table
 from thinwire_lab.cli.options import whole
 from thinwire_lab.jobs.catalogue import JOBS
 from thinwire_lab.simulate.costs import COSTS, Problem
@@ -139,7 +140,7 @@ def _recipes(entries: list[prices.Entry]) -> Table:
 
 
 def _show_costs(problem: Problem, alpha: float, beta: float, net: str, latency: str) -> None:
-    console.print(_costs(problem, alpha, beta))
+    console.print(_make_costs_table(problem, alpha, beta))
     console.print(
         f"\nOne exchange of d = {problem.d:,} entries, k = {problem.k:,} kept, {problem.world} "
         f"workers, {latency} per message and {net} per link: messages x alpha + words x beta. "
@@ -147,19 +148,10 @@ def _show_costs(problem: Problem, alpha: float, beta: float, net: str, latency: 
     )
 
 
-def _costs(problem: Problem, alpha: float, beta: float) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("exchange")
-    table.add_column("messages", justify="right")
-    table.add_column("words", justify="right")
-    table.add_column("", justify="right")
-    table.add_column("ms", justify="right")
+def _make_costs_table(problem: Problem, alpha: float, beta: float) -> Table:
+    rows = [["exchange", "messages", "words", "", "ms"]]
     for cost in COSTS:
-        table.add_row(
-            cost.name,
-            cost.latency,
-            cost.bandwidth,
-            f"{cost.words(problem):,.0f}",
-            f"{1000 * cost.seconds(problem, alpha, beta):,.2f}",
-        )
-    return table
+        seconds = cost.seconds(problem, alpha, beta)
+        figures = [f"{cost.words(problem):,.0f}", f"{1000 * seconds:,.2f}"]
+        rows.append([cost.name, cost.latency, cost.bandwidth, *figures])
+    return make_table(rows)

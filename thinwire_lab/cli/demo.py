@@ -13,6 +13,7 @@ from rich.table import Table
 
 from thinwire.plan import units
 from thinwire_lab.cli.app import app, console, reported
+from thinwire_lab.cli.display import make_table
 
 TARGET = 0.95  # test accuracy that the times are measured to
 SETTINGS = {"batch": 16, "rate": 0.1, "momentum": 0.9, "warmup": 0.5, "score_every": 0.25}
@@ -61,7 +62,7 @@ def demo(
                 progress.start_task(tasks[call])
                 progress.update(tasks[call], completed=done, note=note)
 
-            results: list[Result] = local.run(
+            results = local.run(
                 workers, _train_all, list(calls.values()), steps, rate, on_report=show
             )[0]
     console.print(_make_table(dict(zip(calls, results, strict=True))))
@@ -106,16 +107,13 @@ def _follow(report: Any, call: str, scores: list[dict[str, Any]], record: dict[s
 
 
 def _make_table(results: dict[str, Result]) -> Table:
-    table = Table(box=None, pad_edge=False, title_justify="left")
-    table.add_column("recipe")
-    for column in (f"seconds to {TARGET:.0%}", "times faster", "final accuracy", "MB sent"):
-        table.add_column(column, justify="right")
+    rows = [["recipe", f"seconds to {TARGET:.0%}", "times faster", "final accuracy", "MB sent"]]
     dense = results["dense"].seconds
     for name, result in results.items():
         seconds = result.seconds
         faster = "" if dense is None or seconds is None else f"{dense / seconds:.1f}"
-        table.add_row(
+        rows.append([
             name, "not reached" if seconds is None else f"{seconds:.1f}", faster,
             f"{100 * result.accuracy:.1f} %", f"{result.bytes_sent / 1e6:.1f}",
-        )  # fmt: skip
-    return table
+        ])  # fmt: skip
+    return make_table(rows)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+
+from rich import progress
 from rich.console import Console, RenderableType
 from rich.console import Group as Lines
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 
-def make_bars(on: Console, disable: bool = False) -> Progress:
+def make_bars(on: Console, disable: bool = False) -> progress.Progress:
     """A recipe, its bar, steps, time left and a note; where room is scarce, figures have it."""
     name, bar = ("{task.description:.28}", 20) if on.width >= 120 else ("{task.description:.10}", 5)
-    return Progress(
-        TextColumn(name, markup=False), BarColumn(bar_width=bar),
-        MofNCompleteColumn(), TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}"),
-        console=on, disable=disable,
+    return progress.Progress(
+        progress.TextColumn(name, markup=False), progress.BarColumn(bar_width=bar),
+        progress.MofNCompleteColumn(), progress.TimeRemainingColumn(compact=True),
+        progress.TextColumn("{task.fields[note]}"), console=on, disable=disable,
     )  # fmt: skip
 
 
@@ -40,7 +36,7 @@ def lay_out(rows: list[list[str]], title: str | None, width: int) -> RenderableT
         rest = [[str(n), *cells] for n, (_, *cells) in enumerate(rest, 1)]
         widths[0] = len(head[0])
     blocks = _split_columns(widths, width)
-    tables = [_make_table([[row[c] for c in block] for row in (head, *rest)]) for block in blocks]
+    tables = [make_table([row[c] for c in block] for row in (head, *rest)) for block in blocks]
     tables[0].title = None if title is None else escape(title)
     return Lines(*tables, *map(Text, below))
 
@@ -56,11 +52,16 @@ def _split_columns(widths: list[int], room: int) -> list[list[int]]:
     return blocks
 
 
-def _make_table(rows: list[list[str]]) -> Table:
+def make_table(
+    rows: Iterable[Sequence[str]], words: Collection[int] = (0,), framed: str | None = None
+) -> Table:
+    """Rows below a head: columns of words stand on the left, of figures on the right. A frame goes
+    round a table that has its title there."""
     head, *rest = rows
-    table = Table(box=None, pad_edge=False, title_justify="left")
+    plain = Table(box=None, pad_edge=False, title_justify="left")
+    table = plain if framed is None else Table(title=framed)
     for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+        table.add_column(name, justify="left" if number in words else "right", overflow="fold")
     for row in rest:
         table.add_row(*map(escape, row))
     return table

@@ -1,17 +1,50 @@
-"""What was asked for on the command line, as config.toml has it: a file, flags over it, --set."""
+"""Flags that commands share, and what was asked for: a file, flags over it, --set.
+
+What was asked for is a table as config.toml has it.
+"""
 
 from __future__ import annotations
 
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from thinwire_lab.runs.config import Run
+from thinwire_lab.runs import config
+
+Size = Annotated[str | None, typer.Option(help="Size of the job: tiny, small or paper.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=config.MOST_WORKERS,
+        help="Local worker processes: default 2 to train, 4 to compare.",
+    ),
+]
+Net = Annotated[
+    str | None, typer.Option(help="Rate of each link, as 1gbit; none for loopback (default).")
+]
+DataPath = Annotated[
+    str | None, typer.Option(help="Path of the data, or fake; default: embedded data.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="Pretrained weights: a local checkpoint folder.")
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with options; flags override it.")
+]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting, as momentum=0.8; repeatable.")
+]
+Epochs = Annotated[float | None, typer.Option(help="Passes over the training data.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Training steps, instead of epochs.")]
+Batch = Annotated[int | None, typer.Option(help="Examples per worker and batch.")]
+Rate = Annotated[float | None, typer.Option(help="Peak learning rate.")]
+Seed = Annotated[int | None, typer.Option(help="Seed for weight initialisation and data order.")]
+FLAGGED = ("epochs", "steps", "batch", "rate", "seed")  # settings that have a flag of their own
 
 
 def whole(least: int) -> Callable[[Any], int]:
@@ -31,38 +64,22 @@ def whole(least: int) -> Callable[[Any], int]:
     return number
 
 
-def collect_flags(
-    job: str, recipe: str | None, size: str | None, data: str | None, net: str | None,
-    workers: int | None, checkpoint: Path | None,
-) -> dict[str, Any]:  # fmt: skip
-    """As config.toml has them."""
-    return {
-        "job": job, "recipe": recipe, "size": size, "data": data, "net": net, "workers": workers,
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-    }  # fmt: skip
-
-
-def merge(
-    base: dict[str, Any], flags: dict[str, Any], given: dict[str, Any], setting: list[str] | None
-) -> dict[str, Any]:
-    """File, then flags, then --set."""
-    flagged = {k: v for k, v in given.items() if v is not None}
-    settings, asked = base.get("settings", {}) | flagged, set(flagged)
+def merge(base: dict[str, Any], setting: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """File, then flags, then --set. A flag that is named as a setting is one."""
+    asked = {k: str(v) if isinstance(v, Path) else v for k, v in flags.items() if v is not None}
+    settings = {name: asked.pop(name) for name in FLAGGED if name in asked}
     for text in setting or []:
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--set takes name=value, got {text!r}")
         settings[name.strip()] = _parse_value(value)
-        asked.add(name.strip())
-    if {"epochs", "steps"} <= asked:
+    if {"epochs", "steps"} <= settings.keys():
         raise ValueError("a length is given in epochs or in steps, not both")
-    if "epochs" in asked:  # over a job, or a file, that counts in steps
-        settings["steps"] = 0
-    return base | {k: v for k, v in flags.items() if v is not None} | {"settings": settings}
+    return override(base, asked | {"settings": settings})
 
 
 def override(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """One table over another, and their settings likewise."""
+    """One table over another, and their settings likewise: epochs over a length in steps too."""
     given = more.get("settings", {})
     counted = {"steps": 0} if "epochs" in given and "steps" not in given else {}
     settings = base.get("settings", {}) | counted | given
@@ -84,7 +101,3 @@ def parse_seeds(text: str | None, default: int) -> list[int]:
         return list(dict.fromkeys(int(seed) for seed in text.split(",")))
     except ValueError:
         raise ValueError(f"--seeds are numbers with commas, as 0,1,2; got {text!r}") from None
-
-
-def with_seed(run: Run, seed: int) -> Run:
-    return replace(run, settings=replace(run.settings, seed=seed))

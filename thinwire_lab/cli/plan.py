@@ -18,6 +18,7 @@ from thinwire.plan import network as networks
 from thinwire.plan import planner
 from thinwire.plan.network import Network
 from thinwire.plan.planner import DENSE, Option, Setup
+from thinwire_lab import files
 from thinwire_lab.bench import measure
 from thinwire_lab.bench import verify as check
 from thinwire_lab.cli.app import app, console, reported
@@ -92,7 +93,8 @@ def plan(
         ), workers)  # fmt: skip
     if measure.launched() and os.environ.get("RANK") != "0":
         return
-    network = links or found.probed
+    network = links or found.links
+    assert network is not None, "links that are not given are measured"
     setup = replace(
         found.setup(network, _cores(network.world, links is None, shared_machine)),
         steps=steps, optimizer=family, tolerance=tolerance,
@@ -168,12 +170,10 @@ def _links(
 
 def _folder(out: Path | None) -> None:
     if out is not None:
-        try:
+        with files.explain_errors(f"write into {out}"):
             out.mkdir(parents=True, exist_ok=True)
             (out / ".part").write_bytes(b"")
             (out / ".part").unlink()
-        except OSError as error:
-            raise ValueError(f"cannot write into {out}: {error.strerror}") from None
 
 
 def _found(question: measure.Question, workers: int) -> measure.Profiled:
@@ -261,12 +261,10 @@ def _save(
 ) -> None:
     from thinwire_lab.report import page
 
-    try:
+    with files.explain_errors(f"write into {out}"):
         (out / "plan.json").write_text(json.dumps(_figures(options, setup), indent=1) + "\n")
         networks.save(setup.network, out / "probe.json")
         page.write(advice.page(f"A plan for {title}", setup, costs, options), out / "plan.html")
-    except OSError as error:
-        raise ValueError(f"cannot write into {out}: {error.strerror}") from None
     console.print(f"Written: {out / 'plan.html'}, plan.json, probe.json")
 
 

@@ -17,17 +17,7 @@ from thinwire import recipes
 from thinwire_lab import files
 from thinwire_lab.cli import options
 from thinwire_lab.cli.app import app, console, reported
-from thinwire_lab.cli.train import (
-    Batch,
-    Config,
-    DataPath,
-    Rate,
-    Seed,
-    Setting,
-    Size,
-    Weights,
-    print_runs,
-)
+from thinwire_lab.cli.train import print_runs
 from thinwire_lab.local import workers as local
 from thinwire_lab.proofs.study import Proof, Study, as_rows
 from thinwire_lab.report import page, proof
@@ -46,15 +36,15 @@ def prove(
     workers: Annotated[
         int | None, typer.Option(min=1, max=64, help="Local workers (default 4).")
     ] = None,
-    size: Size = None,
-    data: DataPath = None,
-    checkpoint: Weights = None,
-    config_file: Config = None,
+    size: options.Size = None,
+    data: options.DataPath = None,
+    checkpoint: options.Weights = None,
+    config_file: options.Config = None,
     steps: Annotated[int | None, typer.Option(min=4, help="Training steps (default 60).")] = None,
-    batch: Batch = None,
-    rate: Rate = None,
-    seed: Seed = None,
-    setting: Setting = None,
+    batch: options.Batch = None,
+    rate: options.Rate = None,
+    seed: options.Seed = None,
+    setting: options.Setting = None,
     every: Annotated[int, typer.Option(min=2, help="Measure two steps out of this many.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for proof.json and proof.html.")] = None,
@@ -64,11 +54,12 @@ def prove(
         base: dict[str, Any] = {"workers": WORKERS, "settings": {"steps": STEPS}}
         if config_file is not None:
             base = options.override(base, config.read_toml(config_file))
-        given = {"steps": steps, "batch": batch, "rate": rate, "seed": seed}
         runs = []
         for call in dict.fromkeys(recipe):
-            flags = options.collect_flags(job, call, size, data, None, workers, checkpoint)
-            runs.append(config.make_run(options.merge(base, flags, given, setting)))
+            runs.append(config.make_run(options.merge(
+                base, setting, job=job, recipe=call, size=size, data=data, workers=workers,
+                checkpoint=checkpoint, steps=steps, batch=batch, rate=rate, seed=seed,
+            )))  # fmt: skip
         for call in recipe:  # some recipes cannot be measured
             if call in config.BASELINES:
                 raise ValueError(f"{call} is PyTorch's own and cannot be looked into; try topk()")
@@ -104,10 +95,8 @@ def _find_proofs(runs: list[Run], every: int, quiet: bool) -> list[Proof]:
             each = record["total"]
             progress.update(task, completed=number * each + record["step"], total=len(runs) * each)
 
-        found: list[Proof] = local.run(
-            runs[0].workers or WORKERS, _worker, runs, every, on_report=on_report, net=runs[0].net
-        )[0]
-    return found
+        world, net = runs[0].workers or WORKERS, runs[0].net
+        return local.run(world, _worker, runs, every, on_report=on_report, net=net)[0]
 
 
 def _worker(rank: int, world: int, report: Any, runs: list[Run], every: int) -> list[Proof]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from thinwire_lab import files
 from thinwire_lab.cli.app import app, console, reported
+from thinwire_lab.cli.display import make_table
 from thinwire_lab.cli.options import whole
 from thinwire_lab.trace import patterns, record
 
@@ -58,50 +59,41 @@ def _format_rate(beta: float) -> str:
 
 
 def _matrix(found: record.Trace) -> Table:
-    table = Table(title="KB per step, from (row) to (column)")
     world = min(SHOWN, found.setting.world)
-    for column in ["rank", *(str(r) for r in range(world)), "all"]:
-        table.add_column(column, justify="right")
+    rows = [["rank", *map(str, range(world)), "all"]]
     for rank, row in enumerate(patterns.matrix(found)[:world]):
         cells = [f"{size / 1e3:.1f}" if size else "." for size in row[:world]]
-        table.add_row(str(rank), *cells, f"{sum(row) / 1e3:.1f}")
-    return table
+        rows.append([str(rank), *cells, f"{sum(row) / 1e3:.1f}"])
+    return make_table(rows, words=(), framed="KB per step, from (row) to (column)")
 
 
 def _phases(found: record.Trace) -> Table:
-    table = Table(title="phases, over the steps that had them")
-    for column in ("phase", "verb", "steps", "calls", "KB", "max/mean", "ms"):
-        table.add_column(column, justify="left" if column in ("phase", "verb") else "right")
+    rows = [["phase", "verb", "steps", "calls", "KB", "max/mean", "ms"]]
     for phase in patterns.phases(found):
-        table.add_row(
+        rows.append([
             phase.name, phase.verb, str(phase.steps), f"{phase.calls:.1f}",
             f"{phase.bytes / 1e3:.2f}", f"{phase.imbalance:.2f}", f"{1e3 * phase.seconds:.2f}",
-        )  # fmt: skip
-    return table
+        ])  # fmt: skip
+    return make_table(rows, words=(0, 1), framed="phases, over the steps that had them")
 
 
 def _sizes(found: record.Trace) -> Table:
-    table = Table(title="messages by size")
-    for column in ("bytes up to", "messages", ""):
-        table.add_column(column, justify="left" if not column else "right")
     counted = patterns.sizes(found)
     most = max((count for _, count in counted), default=1)
-    for size, count in counted:
-        table.add_row(f"{size:,}", str(count), "#" * round(30 * count / most))
-    return table
+    rows = [["bytes up to", "messages", ""]]
+    rows += [[f"{n:,}", str(count), "#" * round(30 * count / most)] for n, count in counted]
+    return make_table(rows, words=(2,), framed="messages by size")
 
 
 def _predictions(found: record.Trace) -> Table:
-    table = Table(title="a step of the busiest rank")
-    for column in ("", "predicted", "measured"):
-        table.add_column(column, justify="right")
+    rows = [["", "predicted", "measured"]]
     for row in patterns.predictions(found):
         if row.what == "seconds":
-            table.add_row("ms", f"{1e3 * row.predicted:.2f}", f"{1e3 * row.measured:.2f}")
-            table.add_row("ms, waiting included", "", f"{1e3 * patterns.waiting(found):.2f}")
+            rows.append(["ms", f"{1e3 * row.predicted:.2f}", f"{1e3 * row.measured:.2f}"])
+            rows.append(["ms, waiting included", "", f"{1e3 * patterns.waiting(found):.2f}"])
         else:
-            table.add_row(row.what, f"{row.predicted:,.1f}", f"{row.measured:,.1f}")
-    return table
+            rows.append([row.what, f"{row.predicted:,.1f}", f"{row.measured:,.1f}"])
+    return make_table(rows, words=(), framed="a step of the busiest rank")
 
 
 def _make_folder(out: Path) -> None:

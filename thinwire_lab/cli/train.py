@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,55 +18,25 @@ from thinwire_lab.runs import config, launch, ledger, logs, runner
 from thinwire_lab.runs.config import Run
 from thinwire_lab.runs.loop import Outcome
 
-Size = Annotated[str | None, typer.Option(help="Size of the job: tiny, small or paper.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=config.MOST_WORKERS,
-        help="Local worker processes: default 2 to train, 4 to compare.",
-    ),
-]
-Net = Annotated[
-    str | None, typer.Option(help="Rate of each link, as 1gbit; none for loopback (default).")
-]
-DataPath = Annotated[
-    str | None, typer.Option(help="Path of the data, or fake; default: embedded data.")
-]
-Weights = Annotated[
-    Path | None, typer.Option(help="Pretrained weights: a local checkpoint folder.")
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with options; flags override it.")
-]
-Setting = Annotated[
-    list[str] | None, typer.Option("--set", help="Any setting, as momentum=0.8; repeatable.")
-]
-Epochs = Annotated[float | None, typer.Option(help="Passes over the training data.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Training steps, instead of epochs.")]
-Batch = Annotated[int | None, typer.Option(help="Examples per worker and batch.")]
-Rate = Annotated[float | None, typer.Option(help="Peak learning rate.")]
-Seed = Annotated[int | None, typer.Option(help="Seed for weight initialisation and data order.")]
-
 
 @app.command()
 def train(
     job: Annotated[str, typer.Argument(help="Job to train; `thinwire list` names them.")],
     recipe: Annotated[str | None, typer.Option(help="Recipe, as a call.")] = None,
-    workers: Workers = None,
-    size: Size = None,
-    net: Net = None,
-    data: DataPath = None,
-    checkpoint: Weights = None,
+    workers: options.Workers = None,
+    size: options.Size = None,
+    net: options.Net = None,
+    data: options.DataPath = None,
+    checkpoint: options.Weights = None,
     out: Annotated[Path | None, typer.Option(help="Folder for logs and checkpoints.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the run in this folder.")] = None,
-    config_file: Config = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch: Batch = None,
-    rate: Rate = None,
-    seed: Seed = None,
-    setting: Setting = None,
+    config_file: options.Config = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    batch: options.Batch = None,
+    rate: options.Rate = None,
+    seed: options.Seed = None,
+    setting: options.Setting = None,
 ) -> None:
     """Train a job with a recipe, on local workers or under torchrun, srun or mpirun.
 
@@ -79,20 +49,21 @@ def train(
             base = config.read_toml(config_file) if config_file else {}
             if resume is not None:
                 base = options.override(config.read_toml(resume / logs.CONFIG), base)
-            given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "seed": seed}
-            flags = options.collect_flags(job, recipe, size, data, net, workers, checkpoint)
-            run = config.make_run(options.merge(base, flags, given, setting))
+            asked = options.merge(
+                base, setting, job=job, recipe=recipe, size=size, data=data, net=net,
+                workers=workers, checkpoint=checkpoint, epochs=epochs, steps=steps, batch=batch,
+                rate=rate, seed=seed,
+            )  # fmt: skip
             folder = resume or out
-            group = find_group(workers, run, 2)
-            run = replace(run, workers=group.world)
-        if group.first:
+            run, launched = find_workers(config.make_run(asked), workers, 2)
+        if launch.is_first():
             print_runs([run])
-        outcomes = _run([(run, folder)], group, resume is not None)
-    if not group.first:
+        outcomes = _run([(run, folder)], launched, resume is not None)
+    if not launch.is_first():
         return
     (outcome,) = outcomes
     _print([run], [outcome])
-    examples = run.settings.batch * run.settings.accumulate * group.world
+    examples = run.settings.batch * run.settings.accumulate * (run.workers or 1)
     console.print(f"{examples / outcome.step_seconds:.4g} examples a second", highlight=False)
     if not outcome.finished:
         where = f"; go on with --resume {folder}" if folder is not None else ""
@@ -105,21 +76,21 @@ def compare(
     recipe: Annotated[
         list[str], typer.Option(help="Recipe call, or ddp, fp16-hook, powersgd-hook; repeatable.")
     ],
-    workers: Workers = None,
-    size: Size = None,
-    net: Net = None,
-    data: DataPath = None,
-    checkpoint: Weights = None,
+    workers: options.Workers = None,
+    size: options.Size = None,
+    net: options.Net = None,
+    data: options.DataPath = None,
+    checkpoint: options.Weights = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs and report.html.")] = None,
-    config_file: Config = None,
+    config_file: options.Config = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds, as 0,1,2; every recipe runs with each.")
     ] = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    batch: Batch = None,
-    rate: Rate = None,
-    setting: Setting = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    batch: options.Batch = None,
+    rate: options.Rate = None,
+    setting: options.Setting = None,
 ) -> None:
     """Train with several recipes under the same seeds, and compare them in a table.
 
@@ -130,20 +101,21 @@ def compare(
         runs: list[Run] = []
         with launch.share_refusals(config_file):
             base = config.read_toml(config_file) if config_file else {}
-            given = {"epochs": epochs, "steps": steps, "batch": batch, "rate": rate}
             for name, call in product(dict.fromkeys(job), dict.fromkeys(recipe)):
-                flags = options.collect_flags(name, call, size, data, net, workers, checkpoint)
-                run = config.make_run(options.merge(base, flags, given, setting))
-                group = find_group(workers, run, 4)
-                run = replace(run, workers=group.world)
+                asked = options.merge(
+                    base, setting, job=name, recipe=call, size=size, data=data, net=net,
+                    workers=workers, checkpoint=checkpoint, epochs=epochs, steps=steps,
+                    batch=batch, rate=rate,
+                )  # fmt: skip
+                run, launched = find_workers(config.make_run(asked), workers, 4)
                 for number in options.parse_seeds(seeds, run.settings.seed):
-                    runs.append(options.with_seed(run, number))
+                    runs.append(replace(run, settings=replace(run.settings, seed=number)))
         placed = [(run, None if out is None else out / runner.name_folder(run)) for run in runs]
         book = None if out is None else out / ledger.NAME
-        if group.first:
+        if launch.is_first():
             print_runs(runs)
-        outcomes = _run(placed, group, True, book)
-    if not group.first:
+        outcomes = _run(placed, launched, True, book)
+    if not launch.is_first():
         return
     done = [(run, o) for run, o in zip(runs, outcomes, strict=False) if o.finished]
     if done:
@@ -175,41 +147,28 @@ def print_runs(runs: list[Run]) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Who trains: workers that we start, or those that a launcher has started us among."""
+def find_workers(run: Run, workers: int | None, default: int) -> tuple[Run, bool]:
+    """The run with its number of workers, and whether a launcher has started them, us among them.
 
-    rank: int
-    world: int
-    launched: bool
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-
-def find_group(workers: int | None, run: Run, default: int) -> Group:
-    """As many workers as --workers says; else as the launcher, the configuration or the default."""
+    As many as --workers says; else as the launcher, the configuration or the default.
+    """
     found = launch.find_launcher()
     if found is not None and workers is not None and found[1] > 1:
         raise ValueError(
             f"a launcher has started {found[1]} of us already; give it without --workers"
         )
-    if found is not None and workers is None:
-        if run.net != "none":
-            raise ValueError("--net shapes the links of --workers, not those of a launcher")
-        return Group(found[0], found[1], True)
-    return Group(0, run.workers or default, False)
+    if found is None or workers is not None:
+        return replace(run, workers=run.workers or default), False
+    if run.net != "none":
+        raise ValueError("--net shapes the links of --workers, not those of a launcher")
+    return replace(run, workers=found[1]), True
 
 
 def _run(
-    runs: list[tuple[Run, Path | None]],
-    group: Group,
-    resume: bool,
-    book: Path | None = None,
+    runs: list[tuple[Run, Path | None]], launched: bool, resume: bool, book: Path | None = None
 ) -> list[Outcome]:
     """All runs, with a bar each."""
-    with make_bars(console, disable=not group.first) as progress:
+    with make_bars(console, disable=not launch.is_first()) as progress:
         tasks: dict[int, TaskID] = {}
 
         def on_report(message: tuple[int, dict[str, Any]]) -> None:
@@ -218,7 +177,7 @@ def _run(
             if number not in tasks:
                 tasks[number] = progress.add_task(run.recipe, total=None, note="")
             progress.update(tasks[number], completed=record["step"], total=record["total"],
-                            note=_note(record, run, group.world))  # fmt: skip
+                            note=_note(record, run, run.workers or 1))  # fmt: skip
 
         def prepare() -> None:
             if book is not None:  # there will be a page beside it
@@ -227,14 +186,14 @@ def _run(
                 if folder is not None:
                     runner.check_folder(run, folder, resume)
 
-        if group.launched:
+        if launched:
             return runner.run_launched(runs, prepare, on_report, book)
 
         def on_stop() -> None:
             progress.console.print("finishing the step; once more ends at once", highlight=False)
 
         prepare()
-        return runner.run_local(group.world, runs, runs[0][0].net, on_report, book, on_stop)
+        return runner.run_local(runs, on_report, book, on_stop)
 
 
 def _note(record: dict[str, Any], run: Run, workers: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,34 +16,17 @@ from thinwire_lab.jobs.data import questions, text
 from thinwire_lab.jobs.data.fake import fake
 from thinwire_lab.jobs.data.source import Batch
 from thinwire_lab.jobs.job import Job, Settings, Source, Task
-from thinwire_lab.jobs.language import LIBRARY, SMALL, TEXT, TINY, texts
+from thinwire_lab.jobs.language import LIBRARY, SMALL, TINY, texts
 from thinwire_lab.jobs.networks import hub
 
-_LARGE = (30_522, 1024, 24, 16)  # words, width, layers, heads
+Shapes = Mapping[str, tuple[int, int, int, int]]  # size: words, width, layers, heads
+BASE = {"tiny": (600, 64, 2, 2), "small": (4000, 256, 4, 4), "paper": (30_522, 768, 12, 12)}
+LARGE = BASE | {"paper": (30_522, 1024, 24, 16)}
 
 
-def bert(size: str, source: Source) -> Task:
-    words, width, layers, heads = _bert_shape(size)
-    length = {"tiny": 32, "small": 64, "paper": 128}[size]
-    return _make_pretraining(words, width, layers, heads, length, size, source)
-
-
-def bert_large(size: str, source: Source) -> Task:
-    if size != "paper":
-        return bert(size, source)
-    return _make_pretraining(*_LARGE, 128, size, source)
-
-
-def _bert_shape(size: str) -> tuple[int, int, int, int]:
-    return {
-        "tiny": (600, 64, 2, 2), "small": (4000, 256, 4, 4), "paper": (30_522, 768, 12, 12),
-    }[size]  # fmt: skip
-
-
-def _make_pretraining(
-    words: int, width: int, layers: int, heads: int, length: int, size: str, source: Source
-) -> Task:
-    length = source.words(length)
+def pretrain(shapes: Shapes, size: str, source: Source) -> Task:
+    words, width, layers, heads = shapes[size]
+    length = source.words({"tiny": 32, "small": 64, "paper": 128}[size])
     if source.fake:
         data: Any = fake((((length,), words), ((length,), 2), ((length,), 2),
                           ((length,), words), ((), 2)), rows=16)  # fmt: skip
@@ -58,18 +42,11 @@ def _make_pretraining(
     )  # fmt: skip
 
 
-def squad(size: str, source: Source) -> Task:
-    return _make_squad(*_bert_shape(size), size, source)
-
-
-def squad_large(size: str, source: Source) -> Task:
-    return _make_squad(*(_LARGE if size == "paper" else _bert_shape(size)), size, source)
-
-
-def _make_squad(words: int, width: int, layers: int, heads: int, size: str, source: Source) -> Task:
-    length, stride = {"tiny": (40, 16), "small": (128, 64), "paper": (384, 128)}[size]
-    stride = max(1, stride * source.words(length) // length)
-    length = source.words(length)
+def answer_questions(shapes: Shapes, size: str, source: Source) -> Task:
+    words, width, layers, heads = shapes[size]
+    longest, stride = {"tiny": (40, 16), "small": (128, 64), "paper": (384, 128)}[size]
+    length = source.words(longest)
+    stride = max(1, stride * length // longest)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), 2), ((length,), 2), ((), length),
                           ((), length), ((), 1)), rows=16)  # fmt: skip
@@ -180,23 +157,23 @@ _ANSWERING = Settings(batch=4, rate=3e-5, epochs=3, warmup=0.3, optimizer="adamw
 
 JOBS = {
     "bert": Job(
-        about="BERT pretraining from plain text (Ok-Topk)", data=TEXT,
-        embedded=text.EMBEDDED, reads=True, make=bert,
+        about="BERT pretraining from plain text (Ok-Topk)",
+        embedded=text.EMBEDDED, reads=True, make=partial(pretrain, BASE),
         sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
     ),
     "bert-large": Job(
-        about="the same, BERT-large (ACP-SGD)", data=TEXT,
-        embedded=text.EMBEDDED, reads=True, make=bert_large,
+        about="the same, BERT-large (ACP-SGD)",
+        embedded=text.EMBEDDED, reads=True, make=partial(pretrain, LARGE),
         sizes={"tiny": TINY, "small": SMALL, "paper": _PRETRAINING},
     ),
     "squad": Job(
-        about="BERT on SQuAD v1.1 (ADTopk)", data=questions.LAYOUT,
-        embedded=f"questions on {text.EMBEDDED}", reads=True, make=squad,
+        about="BERT on SQuAD v1.1 (ADTopk)", embedded=f"questions on {text.EMBEDDED}", reads=True,
+        make=partial(answer_questions, BASE),
         sizes={"tiny": TINY, "small": SMALL, "paper": _ANSWERING},
     ),
     "squad-large": Job(
-        about="the same, BERT-large (ADTopk)", data=questions.LAYOUT,
-        embedded=f"questions on {text.EMBEDDED}", reads=True, make=squad_large,
+        about="the same, BERT-large (ADTopk)", embedded=f"questions on {text.EMBEDDED}", reads=True,
+        make=partial(answer_questions, LARGE),
         sizes={"tiny": TINY, "small": SMALL, "paper": replace(_ANSWERING, epochs=30, warmup=3)},
     ),
 }  # fmt: skip

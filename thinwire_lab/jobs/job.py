@@ -21,6 +21,15 @@ LOWER = ("loss", "test_loss", "perplexity", "wer", "cer")  # figures of which le
 ROUNDED = 1e-9  # of a step: thirds of one do not add up exactly
 SHORTEST = 16  # words, of which a question may have a quarter
 
+LEAST = {"batch": 1, "accumulate": 1} | dict.fromkeys((
+    "steps", "warmup_steps", "schedule_steps", "length", "seed", "loaders", "momentum",
+    "weight_decay", "warmup", "clip", "score_every", "save_every", "patience"), 0)  # fmt: skip
+CHOICES = {
+    "optimizer": ("sgd", "adam", "adamw", "sign"),
+    "schedule": ("constant", "cosine", "linear", "milestones", "plateau"),
+    "precision": ("fp32", "bf16", "fp16"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -31,14 +40,14 @@ class Settings:
     epochs: float = 1.0
     steps: int = 0
     seed: int = 0
-    optimizer: str = "sgd"  # sgd, adam, adamw or sign, which has no momentum
+    optimizer: str = "sgd"  # one of CHOICES, as others below; sign has no momentum
     momentum: float = 0.9
     epsilon: float = 1e-8  # of adam and adamw
     weight_decay: float = 0.0
     rate_by_workers: bool = False  # the learning rate is `rate` times their number
     warmup: float = 0.0  # epochs in which the learning rate rises from nothing
     warmup_steps: int = 0  # the same in steps
-    schedule: str = "cosine"  # constant, cosine, linear, milestones or plateau
+    schedule: str = "cosine"
     schedule_steps: int = 0  # what it is planned for, if not for as many steps as are taken
     milestones: tuple[float, ...] = ()  # epochs at which the rate is multiplied by `gamma`
     gamma: float = 0.1  # of milestones, and of a plateau
@@ -61,13 +70,14 @@ class Settings:
                 raise ValueError(f"{f.name} must be a finite number, got {value!r}")
             if f.type in ("int", "float") and f.name != "seed" and value > MOST:
                 raise ValueError(f"{f.name} must be at most {MOST}, got {value!r}")
-        _least(self, 1, "batch", "accumulate")
-        _least(self, 0, "steps", "warmup_steps", "schedule_steps", "length", "seed", "loaders",
-               "momentum", "weight_decay", "warmup", "clip", "score_every", "save_every",
-               "patience")  # fmt: skip
-        _one_of(self, "optimizer", ("sgd", "adam", "adamw", "sign"))
-        _one_of(self, "schedule", ("constant", "cosine", "linear", "milestones", "plateau"))
-        _one_of(self, "precision", ("fp32", "bf16", "fp16"))
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not value >= least:
+                raise ValueError(f"{name} must be at least {least}, got {value!r}")
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         if self.seed > MOST_SEED:
             raise ValueError(f"seed must be at most {MOST_SEED}, got {self.seed}")
         for name in ("rate", "epsilon", "bucket_mb", "gamma"):
@@ -103,9 +113,7 @@ def make_settings(values: Mapping[str, Any], base: Settings) -> Settings:
         like = known[name]
         if isinstance(like, tuple):
             value = _numbers(name, value)
-        elif isinstance(like, float) and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if type(value) is not type(like):
+        elif type(value) is not type(like) and (type(value), type(like)) != (int, float):
             raise ValueError(f"{name} is a {type(like).__name__}, got {value!r}")
         known[name] = value
     return Settings(**known)
@@ -168,7 +176,6 @@ class Job:
     """A row of the table of jobs."""
 
     about: str
-    data: str  # what --data expects
     embedded: str  # what it trains on without --data
     make: Callable[[str, Source], Task]
     sizes: Mapping[str, Settings]
@@ -185,17 +192,3 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
     if not listed or not all(isinstance(v, int | float) and abs(v) < math.inf for v in values):
         raise ValueError(f"{name} is a list of numbers, as [30, 60]; got {values!r}")
     return tuple(float(v) for v in values)
-
-
-def _least(settings: Settings, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(settings, name)
-        if isinstance(value, bool) or not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {value!r}")
-
-
-def _one_of(settings: Settings, name: str, allowed: tuple[str, ...]) -> None:
-    if getattr(settings, name) not in allowed:
-        raise ValueError(
-            f"{name} must be one of {', '.join(allowed)}, got {getattr(settings, name)!r}"
-        )

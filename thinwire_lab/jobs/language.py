@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,19 @@ LIBRARY = {"tiny": 120_000, "small": 400_000}  # characters of Python's own sour
 WORDS = 1 << 20  # at paper size all words of the text, be it PTB's 10,000 or WikiText-2's 33,278
 TEXT = f"a folder with {text.LAYOUT}"
 
+# size: words, width, layers, length, dropout
+PTB = {"tiny": (500, 64, 1, 20, 0.0), "small": (10_000, 256, 1, 35, 0.2),
+       "paper": (10_000, 1500, 2, 35, 0.65)}  # fmt: skip
+WIKITEXT = PTB | {"paper": (33_278, 500, 2, 70, 0.2)}
+# size: words, width, layers, heads, length
+GPT2 = {"tiny": (600, 64, 2, 2, 32), "small": (4000, 256, 4, 4, 64),
+        "paper": (50_257, 768, 12, 12, 1024)}  # fmt: skip
+GPT2_LARGE = GPT2 | {"paper": (50_257, 1280, 36, 20, 1024)}
 
-def lstm_lm(size: str, source: Source) -> Task:
-    return _lstm(size, source, (10_000, 1500, 2, 35, 0.65))
 
-
-def lstm_wiki(size: str, source: Source) -> Task:
-    return _lstm(size, source, (33_278, 500, 2, 70, 0.2))
-
-
-def _lstm(size: str, source: Source, paper: tuple[int, int, int, int, float]) -> Task:
-    words, width, layers, length, drop = {
-        "tiny": (500, 64, 1, 20, 0.0), "small": (10_000, 256, 1, 35, 0.2), "paper": paper,
-    }[size]  # fmt: skip
-    length = source.words(length)
+def lstm(shapes: Mapping[str, tuple[int, int, int, int, float]], size: str, source: Source) -> Task:
+    words, width, layers, longest, drop = shapes[size]
+    length = source.words(longest)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), words)))
     else:
@@ -46,23 +46,8 @@ def _lstm(size: str, source: Source, paper: tuple[int, int, int, int, float]) ->
     return _predict_next_word(lambda: recurrent.WordLstm(words, width, layers, drop), data)
 
 
-def gpt2(size: str, source: Source) -> Task:
-    words, width, layers, heads, length = {
-        "tiny": (600, 64, 2, 2, 32), "small": (4000, 256, 4, 4, 64),
-        "paper": (50_257, 768, 12, 12, 1024),
-    }[size]  # fmt: skip
-    return _gpt2(words, width, layers, heads, length, size, source)
-
-
-def gpt2_large(size: str, source: Source) -> Task:
-    if size != "paper":
-        return gpt2(size, source)
-    return _gpt2(50_257, 1280, 36, 20, 1024, size, source)
-
-
-def _gpt2(
-    words: int, width: int, layers: int, heads: int, places: int, size: str, source: Source
-) -> Task:
+def gpt2(shapes: Mapping[str, tuple[int, int, int, int, int]], size: str, source: Source) -> Task:
+    words, width, layers, heads, places = shapes[size]
     length = source.words(places)
     if source.fake:
         data: Any = fake((((length,), words), ((length,), words)), rows=8)
@@ -80,7 +65,7 @@ def _gpt2(
 
 
 def texts(size: str, source: Source) -> tuple[str, str]:
-    folder = source.folder(size, f"a folder with {text.LAYOUT}")
+    folder = source.folder(size, TEXT)
     return text.library(LIBRARY[size]) if folder is None else text.corpus(folder)
 
 
@@ -100,11 +85,8 @@ def _predict_next_word(net: Callable[[], nn.Module], data: Sequence[Data]) -> Ta
         return F.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), reduction=reduction)
 
     def rows(model: nn.Module, batches: Iterable[Batch]) -> Tensor:
-        sums = [
-            torch.tensor([float(total(model, batch, "sum")), batch[1].numel()]).double()
-            for batch in batches
-        ]
-        return torch.stack(sums) if sums else torch.empty(0, 2, dtype=torch.float64)
+        sums = [[float(total(model, batch, "sum")), batch[1].numel()] for batch in batches]
+        return torch.tensor(sums, dtype=torch.float64).view(-1, 2)
 
     return Task(
         net=net, train=data[0], test=data[1], loss=lambda m, batch: total(m, batch, "mean"),
@@ -128,26 +110,25 @@ _SMALL_LSTM = Settings(batch=8, rate=1.0, epochs=4, clip=0.5)
 _CAUSAL = Settings(batch=2, rate=5e-5, epochs=30, optimizer="adamw", schedule="linear")
 SMALL = Settings(batch=8, rate=1e-3, epochs=4, warmup=0.4, optimizer="adamw", clip=1.0)
 TINY = quick(8, 3e-3, 36, optimizer="adamw")
+_GPT2_SIZES = {"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL}
 
 JOBS = {
     "lstm-lm": Job(
-        about="LSTM language model, PTB (gTop-k)", data=TEXT,
-        embedded=text.EMBEDDED, reads=True, make=lstm_lm,
+        about="LSTM language model, PTB (gTop-k)",
+        embedded=text.EMBEDDED, reads=True, make=partial(lstm, PTB),
         sizes={"tiny": _TINY_LSTM, "small": _SMALL_LSTM, "paper": _WORDS},
     ),
     "lstm-wiki": Job(
-        about="LSTM language model, WikiText-2 (ADTopk)", data=TEXT,
-        embedded=text.EMBEDDED, reads=True, make=lstm_wiki,
+        about="LSTM language model, WikiText-2 (ADTopk)",
+        embedded=text.EMBEDDED, reads=True, make=partial(lstm, WIKITEXT),
         sizes={"tiny": _TINY_LSTM, "small": _SMALL_LSTM, "paper": _WIKI},
     ),
     "gpt2": Job(
-        about="GPT-2, WikiText-103 (ADTopk)", data=TEXT,
-        embedded=text.EMBEDDED, reads=True, make=gpt2,
-        sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
+        about="GPT-2, WikiText-103 (ADTopk)", embedded=text.EMBEDDED, reads=True,
+        make=partial(gpt2, GPT2), sizes=_GPT2_SIZES,
     ),
     "gpt2-large": Job(
-        about="the same, GPT-2 large", data=TEXT,
-        embedded=text.EMBEDDED, reads=True, make=gpt2_large,
-        sizes={"tiny": TINY, "small": replace(SMALL, rate=2e-3), "paper": _CAUSAL},
+        about="the same, GPT-2 large", embedded=text.EMBEDDED, reads=True,
+        make=partial(gpt2, GPT2_LARGE), sizes=_GPT2_SIZES,
     ),
 }  # fmt: skip

@@ -16,9 +16,8 @@ from thinwire_lab.jobs.networks import recurrent
 
 
 def lstm_an4(size: str, source: Source) -> Task:
-    width, layers, channels = {"tiny": (64, 2, 4), "small": (256, 3, 16), "paper": (800, 5, 32)}[
-        size
-    ]
+    shapes = {"tiny": (64, 2, 4), "small": (256, 3, 16), "paper": (800, 5, 32)}
+    width, layers, channels = shapes[size]
     if source.fake:
         data: Any = fake((((1, 161, 200), 0), ((), 1), ((20,), 29), ((), 20)), rows=8)
         loss = _fake_speech_loss
@@ -42,17 +41,16 @@ def _fake_speech_loss(net: nn.Module, batch: Batch) -> Tensor:
     """Random sounds all have their full length."""
     sounds, frames, letters, _ = batch
     whole, lengths = torch.full_like(frames, sounds.shape[3]), torch.full_like(frames, 5)
-    scores, steps = net(sounds, whole)
-    return recurrent.ctc_loss(scores, steps, letters, lengths)
+    return _speech_loss(net, (sounds, whole, letters, lengths))
 
 
 def _score_transcripts(net: nn.Module, batches: Iterable[Batch]) -> Tensor:
     rows = []
     for sounds, frames, letters, lengths in batches:
         scores, steps = net(sounds, frames)
-        for one, count, load_library, length in zip(scores, steps, letters, lengths, strict=True):
+        for one, count, spelt, length in zip(scores, steps, letters, lengths, strict=True):
             said = speech.greedy(one[: int(count)])
-            right = "".join(speech.ALPHABET[i] for i in load_library[: int(length)].tolist())
+            right = "".join(speech.ALPHABET[i] for i in spelt[: int(length)].tolist())
             rows.append([
                 speech.edits(said.split(), right.split()), len(right.split()),
                 speech.edits(said, right), len(right),
@@ -70,8 +68,7 @@ _AN4 = Settings(batch=2, rate=1e-3, epochs=100, weight_decay=1e-4, clip=400.0,
 
 JOBS = {
     "lstm-an4": Job(
-        about="LSTM speech with CTC, AN4 (Ok-Topk)", data=speech.LAYOUT,
-        embedded="words spelt in tones", make=lstm_an4,
+        about="LSTM speech with CTC, AN4 (Ok-Topk)", embedded="words spelt in tones", make=lstm_an4,
         sizes={"tiny": quick(8, 3e-3, 24, optimizer="adam"),
                "small": Settings(batch=8, rate=1e-3, epochs=20, optimizer="adam", clip=100.0),
                "paper": _AN4},

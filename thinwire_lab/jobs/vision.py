@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,32 +20,27 @@ LAYOUT = (
     "cifar-10-python.tar.gz or cifar-100-python.tar.gz, an .npz sample of CIFAR-10, or ImageNet's "
     "train/<class>/ and val/<class>/"
 )
+MNIST = "MNIST's four .gz files"
 DIGITS = "scikit-learn digits"
-RESNETS = {
-    "resnet50": ((3, 4, 6, 3), (256, 512, 1024, 2048)),
-    "resnet152": ((3, 8, 36, 3), (256, 512, 1024, 2048)),
-}
+# size: blocks of every stage, their widths, and the width before the first
+RESNET50 = {"tiny": ((1, 1, 1, 1), (32, 64, 64, 128), 16),
+            "small": ((3, 4, 6, 3), (64, 128, 256, 512), 32),
+            "paper": ((3, 4, 6, 3), (256, 512, 1024, 2048), 64)}  # fmt: skip
+RESNET152 = {"tiny": ((1, 2, 2, 1), (32, 64, 64, 128), 16),
+             "small": ((3, 8, 36, 3), (64, 128, 256, 512), 32),
+             "paper": ((3, 8, 36, 3), (256, 512, 1024, 2048), 64)}  # fmt: skip
+Stages = tuple[int, int, int, int]
 
 
 def mlp(size: str, source: Source) -> Task:
-    folder = source.folder(size, "MNIST's four .gz files") if not source.fake else None
     width, hidden = {"tiny": (256, 2), "small": (1024, 2), "paper": (1024, 8)}[size]
-    if source.fake:
-        data, inputs = fake((((1, 28, 28), 0), ((), 10))), 784
-    elif folder is not None:
-        data, inputs = images.mnist(folder), 784
-    else:
-        data, inputs = images.digits(8, 1), 64
+    inputs = 64 if source.data is None else 784
+    data = _load_grey(size, source, 8)
     return make_classifier(lambda: vision.mlp(inputs, width, hidden), data)
 
 
 def mnist(size: str, source: Source) -> Task:
-    folder = source.folder(size, "MNIST's four .gz files") if not source.fake else None
-    if source.fake:
-        data: Any = fake((((1, 28, 28), 0), ((), 10)))
-    else:
-        data = images.mnist(folder) if folder is not None else images.digits(28, 1)
-    return make_classifier(vision.mnist_cnn, data)
+    return make_classifier(vision.mnist_cnn, _load_grey(size, source, 28))
 
 
 def resnet20(size: str, source: Source) -> Task:
@@ -59,24 +55,11 @@ def vgg16(size: str, source: Source) -> Task:
     return make_classifier(lambda: vision.vgg16(classes, width), data)
 
 
-def resnet(name: str) -> Callable[[str, Source], Task]:
-    def make(size: str, source: Source) -> Task:
-        data, classes, _ = _load_coloured(size, source, 224)
-        depths, widths = RESNETS[name]
-        stem = 64
-        if size == "tiny":
-            depths, widths, stem = (
-                (1, 1, 1, 1) if name == "resnet50" else (1, 2, 2, 1),
-                (32, 64, 64, 128),
-                16,
-            )
-        elif size == "small":
-            widths, stem = (64, 128, 256, 512), 32
-        return make_classifier(
-            lambda: hub.resnet(depths, widths, classes, stem, source.checkpoint), data
-        )
-
-    return make
+def resnet(shapes: Mapping[str, tuple[Stages, Stages, int]], size: str, source: Source) -> Task:
+    data, classes, _ = _load_coloured(size, source, 224)
+    depths, widths, stem = shapes[size]
+    start = source.checkpoint
+    return make_classifier(lambda: hub.resnet(depths, widths, classes, stem, start), data)
 
 
 def vit(size: str, source: Source) -> Task:
@@ -108,15 +91,22 @@ def _rows(net: nn.Module, batches: Iterable[Batch]) -> Tensor:
     rows = []
     for pictures, labels in batches:
         scores = _scores(net, pictures)
-        right = (scores.argmax(dim=1) == labels).double().sum()
-        rows.append(torch.stack([right, F.cross_entropy(scores, labels, reduction="sum").double(),
-                                 right.new_tensor(len(labels))]))  # fmt: skip
-    return torch.stack(rows) if rows else torch.empty(0, 3, dtype=torch.float64)
+        right = float((scores.argmax(dim=1) == labels).sum())
+        rows.append([right, float(F.cross_entropy(scores, labels, reduction="sum")), len(labels)])
+    return torch.tensor(rows, dtype=torch.float64).view(-1, 3)
 
 
 def _figures(rows: Tensor) -> dict[str, float]:
     right, loss, count = rows.sum(dim=0).tolist()
     return {"accuracy": right / max(count, 1), "test_loss": loss / max(count, 1)}
+
+
+def _load_grey(size: str, source: Source, side: int) -> tuple[Data, Data]:
+    """MNIST, or digits of this side that come with scikit-learn."""
+    if source.fake:
+        return fake((((1, 28, 28), 0), ((), 10)))
+    folder = source.folder(size, MNIST)
+    return images.digits(side, 1) if folder is None else images.mnist(folder)
 
 
 def _load_coloured(size: str, source: Source, large: int) -> tuple[tuple[Data, Data], int, int]:
@@ -149,23 +139,10 @@ _SOON = Settings(  # dense has 45 % with a rate of 0.02, 61 % with this one (doc
 )  # fmt: skip
 _DESK = Settings(batch=32, rate=0.05, epochs=10, warmup=1)
 _OKTOPK = Settings(
-    batch=16,
-    rate=0.1,
-    epochs=161,
-    warmup=10,
-    weight_decay=1e-4,
-    schedule="milestones",
-    milestones=(81, 122, 155),
-)
-_GTOPK = Settings(
-    batch=32,
-    rate=0.1,
-    epochs=141,
-    warmup=10,
-    weight_decay=1e-4,
-    schedule="milestones",
-    milestones=(81, 122),
-)
+    batch=16, rate=0.1, epochs=161, warmup=10, weight_decay=1e-4,
+    schedule="milestones", milestones=(81, 122, 155),
+)  # fmt: skip
+_GTOPK = replace(_OKTOPK, batch=32, epochs=141, milestones=(81, 122))
 _ADTOPK = Settings(
     batch=32, rate=0.0125, rate_by_workers=True, epochs=80, warmup=5, weight_decay=5e-5,
     schedule="milestones", milestones=(30, 60), loaders=4,
@@ -174,36 +151,35 @@ _VIT = Settings(batch=32, rate=5e-5, epochs=80, optimizer="adamw", schedule="lin
 
 JOBS = {
     "mlp": Job(
-        about="two hidden layers on digits or MNIST", data="MNIST's four .gz files",
-        embedded=DIGITS, make=mlp,
+        about="two hidden layers on digits or MNIST", embedded=DIGITS, make=mlp,
         sizes={"tiny": quick(16, 0.1, 60), "small": Settings(batch=32, rate=0.1, epochs=10),
                "paper": Settings(batch=64, rate=0.1, epochs=20)},
     ),
     "mnist": Job(
-        about="PyTorch's MNIST example", data="MNIST's four .gz files", embedded=DIGITS, make=mnist,
+        about="PyTorch's MNIST example", embedded=DIGITS, make=mnist,
         sizes={"tiny": quick(16, 0.05, 30), "small": Settings(batch=32, rate=0.05, epochs=5),
                "paper": Settings(batch=64, rate=0.05, epochs=14)},
     ),
     "resnet20": Job(
-        about="ResNet-20, CIFAR-10 (gTop-k)", data=LAYOUT, embedded=DIGITS, make=resnet20,
+        about="ResNet-20, CIFAR-10 (gTop-k)", embedded=DIGITS, make=resnet20,
         sizes={"tiny": quick(16, 0.1, 40), "small": _STUDY, "paper": _GTOPK},
     ),
     "resnet50": Job(
-        about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", data=LAYOUT, embedded=DIGITS,
-        make=resnet("resnet50"),
+        about="ResNet-50, CIFAR-100 or ImageNet (ADTopk, ACP-SGD)", embedded=DIGITS,
+        make=partial(resnet, RESNET50),
         sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
     ),
     "resnet152": Job(
-        about="ResNet-152, ImageNet (ADTopk, ACP-SGD)", data=LAYOUT, embedded=DIGITS,
-        make=resnet("resnet152"),
+        about="ResNet-152, ImageNet (ADTopk, ACP-SGD)", embedded=DIGITS,
+        make=partial(resnet, RESNET152),
         sizes={"tiny": quick(16, 0.05, 40), "small": _DESK, "paper": _ADTOPK},
     ),
     "vgg16": Job(
-        about="VGG-16, CIFAR-10 (Ok-Topk)", data=LAYOUT, embedded=DIGITS, make=vgg16,
+        about="VGG-16, CIFAR-10 (Ok-Topk)", embedded=DIGITS, make=vgg16,
         sizes={"tiny": quick(16, 0.005, 40), "small": _SOON, "paper": _OKTOPK},
     ),
     "vit": Job(
-        about="ViT-L/16, ImageNet (ADTopk)", data=LAYOUT, embedded=DIGITS, make=vit,
+        about="ViT-L/16, ImageNet (ADTopk)", embedded=DIGITS, make=vit,
         sizes={"tiny": quick(16, 2e-3, 60, optimizer="adamw"),
                "small": Settings(batch=32, rate=1e-3, epochs=10, optimizer="adamw", warmup=1),
                "paper": _VIT},

@@ -18,24 +18,25 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from thinwire_lab.errors import Refused, WorkerFailed
 from thinwire_lab.local import netns
 
+T = TypeVar("T")
 POLL = 0.1
 ECHO = 0.3  # seconds: `timeout` signals its command and then the whole group, which has it twice
 
 
 def run(
     world: int,
-    function: Callable[..., Any],
+    function: Callable[..., T],
     *args: Any,
     on_report: Callable[[Any], None] = lambda message: None,
     net: str = "none",
     stop: Any = None,
     on_stop: Callable[[], None] = lambda: None,
-) -> list[Any]:
+) -> list[T]:
     """Results in rank order; `on_report` gets what workers report, as it comes.
 
     With `net`, a rate like 1gbit, the workers have links of that rate to each other. With `stop`,
@@ -64,7 +65,7 @@ def run(
             with _hold_signals():
                 for worker in workers:
                     worker.start()
-            return _collect(workers, messages, on_report, _once(asked, on_stop))
+            return _collect(workers, messages, on_report, asked, on_stop)
         finally:
             _end(workers)
 
@@ -79,29 +80,22 @@ def _make_folder() -> tempfile.TemporaryDirectory[str]:
         ) from None
 
 
-def _once(asked: list[int], on_stop: Callable[[], None]) -> Callable[[], None]:
-    """Not from within the signal's handler, where hardly anything may be done; and not by looking
-    at the event, whose lock the handler would then wait for."""
-    called: list[bool] = []
-
-    def look() -> None:
-        if asked and not called:
-            called.append(True)
-            on_stop()
-
-    return look
-
-
 def _collect(
     workers: list[Any],
     messages: Any,
     on_report: Callable[[Any], None],
-    look: Callable[[], None],
+    asked: list[int],
+    on_stop: Callable[[], None],
 ) -> list[Any]:
+    """Results of all. Once a signal has asked them to stop, `on_stop` is called: here and not in
+    the signal's handler, where hardly anything may be done, nor by looking at the event, whose lock
+    the handler would then wait for."""
     results: dict[int, Any] = {}
-    silent = 0
+    silent, told = 0, False
     while len(results) < len(workers):
-        look()
+        if asked and not told:
+            told = True
+            on_stop()
         try:
             rank, kind, value = messages.get(timeout=POLL)
         except queue.Empty:

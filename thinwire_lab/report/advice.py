@@ -11,7 +11,7 @@ from thinwire.plan import planner
 from thinwire.plan.planner import DENSE, Option, Setup
 from thinwire.plan.profile import Cost
 from thinwire_lab.report.page import Page, Section, drawing
-from thinwire_lab.report.style import FAINT, HUES, INK, PAPER, legend_below
+from thinwire_lab.report.style import FAINT, HUES, INK, PAPER, blank, legend_below
 from thinwire_lab.simulate import scale
 
 RATES = tuple(10 ** (7 + i / 4) for i in range(21))  # 10 Mbit/s to 1 Tbit/s
@@ -144,12 +144,6 @@ def _curves(
     }
 
 
-def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
-
-
 def _open(axes: Any) -> None:
     """No lines above and to the right."""
     for side in ("top", "right"):
@@ -157,7 +151,7 @@ def _open(axes: Any) -> None:
 
 
 def _timelines(options: Sequence[Option]) -> Any:
-    figure = _figure(9.5, 1.5 * len(options) + 0.5)
+    figure = blank(9.5, 1.5 * len(options) + 0.5)
     longest = max(option.step for option in options)
     rows = ("main", "lane", "network")
     for axes, option in zip(
@@ -187,7 +181,7 @@ def _timelines(options: Sequence[Option]) -> Any:
 
 
 def _lines(curves: Curves, options: Sequence[Option], label: str) -> Any:
-    figure = _figure(9.5, 3.2 + 0.16 * len(curves))
+    figure = blank(9.5, 3.2 + 0.16 * len(curves))
     axes = figure.subplots()
     safe = {option.recipe for option in options if option.keeps}
     for number, (call, curve) in enumerate(curves.items()):
@@ -216,7 +210,7 @@ def _map(setup: Setup, costs: Mapping[str, Sequence[Cost]]) -> Any:
     from matplotlib.patches import Patch
 
     hues = [*HUES, "#c2a83e", "#d48aa0", "#5b8c5a", "#444a58"][: len(names)]
-    figure = _figure(9.5, 3.6)
+    figure = blank(9.5, 3.6)
     axes = figure.subplots()
     grid = [[names.index(name) for name in row] for row in won]
     axes.imshow(grid, origin="lower", aspect="auto", cmap=ListedColormap(hues), vmin=-0.5,

@@ -9,20 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire_lab.report import style
+from thinwire_lab.report import scores, style
 from thinwire_lab.report.page import Page, Section, drawing
-from thinwire_lab.report.scores import (
-    LABELS,
-    Groups,
-    by_recipe,
-    comparable,
-    draw_curves,
-    draw_references,
-    draw_scatter,
-    headline,
-    in_percent,
-    tell,
-)
 from thinwire_lab.report.style import COLUMN, INK, TINY
 from thinwire_lab.runs import logs, runner
 from thinwire_lab.runs.config import Run
@@ -53,14 +41,14 @@ class Entry:
 
     @property
     def scores(self) -> list[dict[str, Any]]:
-        return [r for r in self.records if headline(self.outcome) in r]
+        return [r for r in self.records if scores.headline(self.outcome) in r]
 
 
 def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
     """A row for every recipe of one job, its seeds together."""
     figures = _figures(outcomes[0])
     rows = [["recipe", *figures, *CELLS]]
-    for call, found in by_recipe(outcomes).items():
+    for call, found in scores.by_recipe(outcomes).items():
         rows.append([call, *(_score(found, name) for name in figures), *_cells(found)])
     return rows
 
@@ -86,12 +74,12 @@ def of_jobs(by_job: Mapping[str, Sequence[Outcome]]) -> list[list[str]]:
 
 def _cells(outcomes: list[Outcome]) -> list[str]:
     sent = statistics.mean(o.metrics["bytes_sent"] for o in outcomes)
-    dense = statistics.mean(o.metrics["bytes_dense"] for o in outcomes)
     steps = max(1, outcomes[0].metrics["steps"])
     messages = outcomes[0].metrics.get("messages", float("nan")) / steps
     return [
         f"{statistics.mean(o.loss for o in outcomes):.4f}", f"{sent / 1e6:.2f}",
-        f"{dense / sent:.1f}" if sent else "", f"{messages:.1f}" if messages == messages else "",
+        f"{scores.saving(outcomes):.1f}" if sent else "",
+        f"{messages:.1f}" if messages == messages else "",
         f"{100 * statistics.mean(o.metrics['density'] for o in outcomes):.2f} %",
         f"{1e3 * statistics.median(o.step_seconds for o in outcomes):.1f}",
         f"{statistics.mean(o.seconds for o in outcomes):.1f}",
@@ -103,7 +91,7 @@ def _score(outcomes: list[Outcome], name: str) -> str:
     values = [o.figures[name] for o in outcomes if name in o.figures]
     if not values:
         return ""
-    scale, unit = (100, " %") if in_percent(name) else (1, "")
+    scale, unit = (100, " %") if scores.in_percent(name) else (1, "")
     shown = f"{scale * statistics.mean(values):.4g}{unit}"
     if len(values) == 1:
         return shown
@@ -131,18 +119,23 @@ def page(entries: Sequence[Entry]) -> Page:
 def _sections(job: str, entries: list[Entry]) -> list[Section]:
     head, *rows = table([entry.outcome for entry in entries])
     numbered = [head, *([f"{n}. {call}", *cells] for n, (call, *cells) in enumerate(rows, 1))]
-    name, groups = headline(entries[0].outcome), by_recipe([entry.outcome for entry in entries])
+    name, groups = (
+        scores.headline(entries[0].outcome),
+        scores.by_recipe([entry.outcome for entry in entries]),
+    )
     text = [
         "MB is what one worker sends in all, messages are its messages per step, ms is the median "
         "step."
     ]
-    points = [_scatter(groups, name)] if comparable(groups, name) else []
-    curves = [_curves(entries, x, y) for x in LABELS for y in ("loss", name) if _long(entries, y)]
+    points = [_scatter(groups, name)] if scores.comparable(groups, name) else []
+    curves = [
+        _curves(entries, x, y) for x in scores.LABELS for y in ("loss", name) if _long(entries, y)
+    ]
     glance = [*points, _phases(entries), *_bars(entries)]
     return [
         Section(title=f"{job}: results", table=numbered, text=text),
         Section(title=f"{job}: {name}, bytes and time", drawings=list(map(drawing, glance)),
-                text=() if points else [tell(groups, name)]),
+                text=() if points else [scores.tell(groups, name)]),
         Section(title=f"{job}: on the way", drawings=list(map(drawing, curves))),
     ]  # fmt: skip
 
@@ -152,9 +145,9 @@ def _long(entries: Sequence[Entry], y: str) -> bool:
     return any(len(e.losses if y == "loss" else e.scores) > 1 for e in entries)
 
 
-def _scatter(groups: Groups, name: str) -> Any:
+def _scatter(groups: scores.Groups, name: str) -> Any:
     figure, axes = style.plain_figure(COLUMN, 4.2)
-    draw_scatter(axes, groups, name)
+    scores.draw_scatter(axes, groups, name)
     style.legend_below(figure, axes, 2)
     return figure
 
@@ -163,9 +156,9 @@ def _curves(entries: Sequence[Entry], x: str, y: str) -> Any:
     names = _short(entries)
     runs = [(e.run.recipe, e.losses if y == "loss" else e.scores) for e in entries]
     figure, axes = style.plain_figure(COLUMN, 3 + style.lines_of(names, COLUMNS))
-    draw_curves(axes, runs, x, y, names)
+    scores.draw_curves(axes, runs, x, y, names)
     if y != "loss":
-        draw_references(axes, by_recipe([entry.outcome for entry in entries]), y)
+        scores.draw_references(axes, scores.by_recipe([entry.outcome for entry in entries]), y)
     style.legend_below(figure, axes, COLUMNS)
     return figure
 

@@ -25,7 +25,7 @@ from thinwire_lab import files
 from thinwire_lab.errors import Refused
 from thinwire_lab.jobs.job import LOWER
 from thinwire_lab.report import summary
-from thinwire_lab.report.scores import headline, in_percent
+from thinwire_lab.report.scores import headline, in_percent, saving
 from thinwire_lab.runs import ledger
 from thinwire_lab.runs.ledger import Line
 
@@ -135,12 +135,6 @@ def _show_score(mine: Sequence[Line], _: Sequence[Line]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}{unit}"
 
 
-def _show_saving(mine: Sequence[Line], _: Sequence[Line]) -> str:
-    sent, dense = (sum(line.outcome.metrics[key] for line in mine)
-                   for key in ("bytes_sent", "bytes_dense"))  # fmt: skip
-    return f"{dense / sent:.1f}"
-
-
 def _show_distance(mine: Sequence[Line], lines: Sequence[Line]) -> str:
     """From the best dense run of as many steps: in points, or in per cent of what has no 100 %."""
     if mine[0].outcome.recipe in DENSE:
@@ -161,7 +155,7 @@ def _show_distance(mine: Sequence[Line], lines: Sequence[Line]) -> str:
 
 SHOWN: dict[str, Callable[[Sequence[Line], Sequence[Line]], str]] = {
     "score": _show_score,
-    "saving": _show_saving,
+    "saving": lambda mine, _: f"{saving([line.outcome for line in mine]):.1f}",
     "distance": _show_distance,
     "seeds": lambda mine, _: str(len({line.seed for line in mine})),
     "steps": lambda mine, _: str(mine[0].outcome.steps),

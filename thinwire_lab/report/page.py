@@ -114,27 +114,17 @@ class Page:
     sections: Sequence[Section] = field(default_factory=tuple)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where a page comes from, without names of hosts and folders."""
-
-    date: str
-    command: str
-    versions: str
-    machine: str
-
-    @staticmethod
-    def here() -> Origin:
-        """This moment, this command, this code and this machine."""
-        code = versions() | {"Python": platform.python_version()}
-        program = Path(sys.argv[0]).name.replace("__main__.py", "thinwire")
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        return Origin(
-            date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            command=shlex.join([program, *map(_drop_folder, sys.argv[1:])]),
-            versions=", ".join(f"{name} {text}" for name, text in code.items()),
-            machine=f"{os.cpu_count()} cores, {memory:.0f} GB of memory, {platform.machine()}",
-        )
+def find_origin() -> dict[str, str]:
+    """This moment, command, code and machine, without names of hosts and folders."""
+    code = versions() | {"Python": platform.python_version()}
+    program = Path(sys.argv[0]).name.replace("__main__.py", "thinwire")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join([program, *map(_drop_folder, sys.argv[1:])]),
+        "versions": ", ".join(f"{name} {text}" for name, text in code.items()),
+        "machine": f"{os.cpu_count()} cores, {memory:.0f} GB of memory, {platform.machine()}",
+    }
 
 
 def _drop_folder(argument: str) -> str:
@@ -149,7 +139,7 @@ def html(page: Page) -> str:
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=False)
     dark = " ".join(f"--x{light[1:]}: {dark};" for light, dark in style.DARK.items())
-    return environment.from_string(_TEMPLATE).render(page=page, origin=Origin.here(), dark=dark)
+    return environment.from_string(_TEMPLATE).render(page=page, origin=find_origin(), dark=dark)
 
 
 def write(page: Page, path: Path) -> None:

@@ -11,24 +11,8 @@ from typing import Any
 
 from thinwire_lab.errors import Refused
 from thinwire_lab.jobs.job import LOWER
-from thinwire_lab.report import style
+from thinwire_lab.report import scores, style
 from thinwire_lab.report.comparison import table
-from thinwire_lab.report.scores import (
-    LABELS,
-    Groups,
-    by_recipe,
-    comparable,
-    draw_curves,
-    draw_references,
-    draw_scatter,
-    format_score,
-    headline,
-    in_percent,
-    reached,
-    reference,
-    spread,
-    tell,
-)
 from thinwire_lab.runs.ledger import Line
 from thinwire_lab.runs.loop import Outcome
 
@@ -52,13 +36,17 @@ def places(lines: Sequence[Line]) -> dict[str, list[Line]]:
 
 
 def _best_first(lines: list[Line]) -> list[Line]:
-    name = headline(lines[0].outcome)
-    groups = by_recipe([line.outcome for line in lines])
+    groups, name = _group(lines)
     sign = 1 if name in LOWER else -1
     means = {call: sign * statistics.mean(o.figures.get(name, math.nan) for o in outcomes)
              for call, outcomes in groups.items()}  # fmt: skip
     worst = {call: mean if mean == mean else math.inf for call, mean in means.items()}
     return sorted(lines, key=lambda line: worst[line.outcome.recipe])
+
+
+def _group(lines: Sequence[Line]) -> tuple[scores.Groups, str]:
+    """The outcomes of each recipe, and the figure that the job is judged by."""
+    return scores.by_recipe([line.outcome for line in lines]), scores.headline(lines[0].outcome)
 
 
 def tables(lines: Sequence[Line], reach: float | None = None) -> dict[str, list[list[str]]]:
@@ -82,7 +70,7 @@ def drawing(lines: Sequence[Line]) -> Any:
     """Scores against seconds of training, a chart per place."""
     charts = {}
     for place, mine in places([line for line in lines if line.scores]).items():
-        groups, name = by_recipe([line.outcome for line in mine]), headline(mine[0].outcome)
+        groups, name = _group(mine)
         if sum(len(line.scores) for line in mine) > 1:
             charts[place] = (3.1 + style.lines_of(groups), partial(_draw_way, mine, groups, name))
     if not charts:
@@ -91,21 +79,21 @@ def drawing(lines: Sequence[Line]) -> Any:
     return _stack(charts)
 
 
-def _draw_way(lines: Sequence[Line], groups: Groups, name: str, axes: Any) -> None:
+def _draw_way(lines: Sequence[Line], groups: scores.Groups, name: str, axes: Any) -> None:
     runs = [(line.outcome.recipe, line.scores) for line in lines]
-    draw_curves(axes, runs, "elapsed", name, {recipe: recipe for recipe in groups})
-    draw_references(axes, groups, name)
+    scores.draw_curves(axes, runs, "elapsed", name, {recipe: recipe for recipe in groups})
+    scores.draw_references(axes, groups, name)
 
 
 def scatter(lines: Sequence[Line]) -> Any:
     """What every recipe reached against what it saved, a chart per place."""
     charts, told = {}, []
     for place, mine in places(lines).items():
-        groups, name = by_recipe([line.outcome for line in mine]), headline(mine[0].outcome)
-        if comparable(groups, name):
-            charts[place] = (4.6, partial(draw_scatter, groups=groups, name=name))
+        groups, name = _group(mine)
+        if scores.comparable(groups, name):
+            charts[place] = (4.6, partial(scores.draw_scatter, groups=groups, name=name))
         else:
-            told.append(tell(groups, name))
+            told.append(scores.tell(groups, name))
     if not charts:
         raise Refused(" ".join(told))
     return _stack(charts, columns=2)
@@ -121,13 +109,13 @@ def race(lines: Sequence[Line], reach: float | None = None) -> Any:
     """
     charts = {}
     for place, mine in places([line for line in lines if line.scores]).items():
-        groups, name = by_recipe([line.outcome for line in mine]), headline(mine[0].outcome)
-        dense = reference(groups, style.DENSE)
+        groups, name = _group(mine)
+        dense = scores.reference(groups, style.DENSE)
         goal = reach if dense is None or reach is not None else _near(groups[dense], name)
         if goal is None:
             raise Refused(f"{place} has no dense run to set the score; give it with --reach")
         times = {recipe: _mean_time(mine, recipe, name, goal) for recipe in groups}
-        half = reference(groups, style.HALF)
+        half = scores.reference(groups, style.HALF)
         others = [recipe for recipe in groups if recipe not in (dense, half)]
         best = min(others, key=lambda recipe: times[recipe], default=None)
         chosen = {recipe: times[recipe] for recipe in (dense, half, best) if recipe is not None}
@@ -138,14 +126,16 @@ def race(lines: Sequence[Line], reach: float | None = None) -> Any:
 
 
 def _near(dense: Sequence[Outcome], name: str) -> float:
-    middle, _ = spread(dense, name)
-    apart = 0.01 if in_percent(name) else 0.01 * middle
+    middle, _ = scores.spread(dense, name)
+    apart = 0.01 if scores.in_percent(name) else 0.01 * middle
     return middle + apart if name in LOWER else middle - apart
 
 
 def _mean_time(lines: Sequence[Line], recipe: str, name: str, goal: float) -> float:
     """Seconds until every seed was there; infinite if one never was."""
-    firsts = [reached(line.scores, name, goal) for line in lines if line.outcome.recipe == recipe]
+    firsts = [
+        scores.reached(line.scores, name, goal) for line in lines if line.outcome.recipe == recipe
+    ]
     return statistics.mean(math.inf if first is None else first["elapsed"] for first in firsts)
 
 
@@ -153,7 +143,7 @@ def _draw_race(
     lines: Sequence[Line], times: Mapping[str, float], name: str, goal: float, axes: Any
 ) -> None:
     runs = [(m.outcome.recipe, m.scores) for m in lines if m.outcome.recipe in times]
-    draw_curves(axes, runs, "elapsed", name, {recipe: recipe for recipe in times})
+    scores.draw_curves(axes, runs, "elapsed", name, {recipe: recipe for recipe in times})
     low, high = axes.get_ylim()
     axes.axhline(goal, color=style.INK, linewidth=1, linestyle=(0, (1, 2)))
     for recipe, seconds in times.items():
@@ -165,7 +155,9 @@ def _draw_race(
     axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= max(high, goal)])
     axes.set_ylim(low, max(high, goal) + 0.22 * (high - low))
     axes.set_xlim(0, 1.08 * axes.get_xlim()[1])
-    across = f"{LABELS['elapsed']}, dotted where {format_score(name, goal)} is reached"
+    across = (
+        f"{scores.LABELS['elapsed']}, dotted where {scores.format_score(name, goal)} is reached"
+    )
     style.label(axes, across, name)
 
 
@@ -193,12 +185,16 @@ def check_kind(path: Path) -> None:
 
 
 def _with_reach(rows: list[list[str]], lines: list[Line], value: float) -> list[list[str]]:
-    name = headline(lines[0].outcome)
-    shown = f"{100 * value:g} %" if in_percent(name) else f"{value:g}"
+    name = scores.headline(lines[0].outcome)
+    shown = f"{100 * value:g} %" if scores.in_percent(name) else f"{value:g}"
     head, *rest = rows
     made = [[*head, f"s to {shown}", f"MB to {shown}"]]
     for call, *cells in rest:
-        found = [reached(line.scores, name, value) for line in lines if line.outcome.recipe == call]
+        found = [
+            scores.reached(line.scores, name, value)
+            for line in lines
+            if line.outcome.recipe == call
+        ]
         first = [score for score in found if score is not None]
         cells += ["never", ""] if len(first) < len(found) else [
             f"{statistics.mean(score['elapsed'] for score in first):.0f}",

@@ -84,6 +84,6 @@ def _sizes(axes: Any, trace: Trace) -> None:
 
 
 def _short(size: int) -> str:
-    return (
-        f"{size // 2**20}M" if size >= 2**20 else f"{size // 1024}K" if size >= 1024 else str(size)
-    )
+    if size >= 2**20:
+        return f"{size // 2**20}M"
+    return f"{size // 1024}K" if size >= 1024 else str(size)

@@ -18,15 +18,15 @@ import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire import kernels
-from thinwire_lab.errors import Refused
+from thinwire_lab.errors import Refused, first_line
 from thinwire_lab.files import explain_errors
-from thinwire_lab.runs.launch import agree, agree_on_first, gather_rows
+from thinwire_lab.runs.launch import agree, agree_on_first, gather
 from thinwire_lab.runs.logs import CHECKPOINTS
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def save(out: Path, step: int, rank: int, shared: State, own: State) -> None:
 
     A state with a value that is not finite on some rank is not saved: it would replace a good one.
     """
-    if not bool(gather_rows(torch.tensor([[int(_is_finite([shared, own]))]])).all()):
+    if not all(gather(_is_finite([shared, own]))):
         if rank == 0:
             log.warning("not saved: after step %d not every value is finite", step)
         return
@@ -67,7 +67,7 @@ def resume(out: Path, rank: int, world: int) -> tuple[State, State]:
     """Load, on all ranks, the last checkpoint that all can read. Damaged ones are set aside."""
     agree(partial(check_world, out, world))
     problem = None
-    for step in _find_common_steps(out, world)[::-1]:
+    for step in _find_common_steps(out)[::-1]:
         try:
             found = agree(partial(load, out, rank, step))
         except Refused as refused:
@@ -105,11 +105,9 @@ def drop(out: Path) -> None:
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
 
 
-def _find_common_steps(out: Path, world: int) -> list[int]:
+def _find_common_steps(out: Path) -> list[int]:
     """Steps that all ranks see: disks of other machines may be behind."""
-    mine = torch.tensor(list_steps(out), dtype=torch.int64).reshape(-1, 1)
-    seen = gather_rows(mine).flatten().tolist()
-    return sorted(step for step in set(seen) if seen.count(step) == world)
+    return sorted(set.intersection(*(set(steps) for steps in gather(list_steps(out)))))
 
 
 def _set_aside(out: Path, good: int) -> None:
@@ -144,29 +142,19 @@ def _write(part: Path, rank: int, shared: State, own: State) -> None:
 
 
 def _write_state(path: Path, state: State) -> None:
-    with path.open("wb") as file:
-        summed = _SummedFile(file)
+    with path.open("w+b") as file:
         try:
-            torch.save(state, summed)  # type: ignore[arg-type]  # it only writes
+            torch.save(state, file)
         except RuntimeError as error:  # of a full disk torch says less than the cause does
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         file.flush()
         os.fsync(file.fileno())
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     with _sum_path(path).open("w") as beside:
-        beside.write(f"{summed.sum.hexdigest()}  {path.name}\n")
+        beside.write(f"{digest}  {path.name}\n")
         beside.flush()
         os.fsync(beside.fileno())
-
-
-class _SummedFile:
-    """A file to write to, and the checksum of what it should then hold."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sum, self.flush = file, hashlib.sha256(), file.flush
-
-    def write(self, data: bytes) -> int:
-        self.sum.update(data)
-        return self._file.write(data)
 
 
 def _is_finite(thing: Any) -> bool:
@@ -194,8 +182,8 @@ def _attempt(what: str, out: Path, work: Callable[[], None]) -> None:
     try:
         work()
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise Refused(f"cannot {what} in {out}: {reason or type(error).__name__}") from None
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise Refused(f"cannot {what} in {out}: {reason}") from None
 
 
 def _read(path: Path) -> State:
@@ -206,6 +194,5 @@ def _read(path: Path) -> State:
             raise ValueError(f"it is damaged: its checksum is not that of {_sum_path(path).name}")
         state: State = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn or foreign file can raise anything
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Refused(f"{path} cannot be read ({first})") from None
+        raise Refused(f"{path} cannot be read ({first_line(error)})") from None
     return state

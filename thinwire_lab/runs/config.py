@@ -30,8 +30,8 @@ class Run:
     """A job at a size, with a recipe, on some data, by so many workers over such links."""
 
     job: str
-    size: str
-    recipe: str
+    size: str = "tiny"
+    recipe: str = "dense()"
     settings: Settings
     data: str | None = None
     checkpoint: str | None = None
@@ -77,12 +77,8 @@ def make_run(values: dict[str, Any]) -> Run:
         given = given | {"steps": 0}
     settings = make_settings(given, job.sizes[size])
     data = values.get("data")
-    run = Run(
-        job=str(values["job"]), size=size, recipe=str(values.get("recipe", "dense()")),
-        settings=settings, data=None if data == job.embedded else data,
-        checkpoint=values.get("checkpoint"),
-        workers=values.get("workers"), net=values.get("net", "none"),
-    )  # fmt: skip
+    made = {"settings": settings, "data": None if data == job.embedded else data}
+    run = Run(**values | made)
     run.reducer()
     if run.net != "none":
         units.rate(run.net)

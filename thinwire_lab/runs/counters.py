@@ -24,8 +24,7 @@ class Tally:
         self._group = dist.new_group(backend="gloo")
         self._world = world
         self.stopping = False
-        self.resumed = 0  # steps that another process has taken
-        self._before: dict[str, Any] = {}  # and what it has sent
+        self._before: dict[str, Any] = {}  # what processes have sent that this one goes on from
         self.seconds = 0.0  # of training: without scoring and saving
         self._losses: list[float] = []
         self._each: list[float] = []  # seconds of every step
@@ -61,7 +60,7 @@ class Tally:
         dist.destroy_process_group(self._group)
 
     def add_before(self, sent: dict[str, Any]) -> dict[str, Any]:
-        """Figures of a resumed run, both parts together: sums, and the density by steps."""
+        """What this process has sent, and those before it: sums, and the density by steps."""
         before = self._before
         if not before:
             return sent
@@ -77,16 +76,14 @@ class Tally:
             "first_loss": statistics.mean(self._losses[:few]) if self._losses else float("nan"),
             "seconds": self.seconds,
             "step_seconds": statistics.median(self._each),
-            "metrics": self.add_before(sent),
+            "metrics": sent,
         }
 
     def state(self, sent: dict[str, Any]) -> dict[str, Any]:
         """What `load` takes; the last step's record must have been given."""
         assert self._pending is None, "flush before you save"
-        return {"seconds": self.seconds, "each": self._each, "losses": self._losses,
-                "sent": self.add_before(sent)}  # fmt: skip
+        return {"seconds": self.seconds, "each": self._each, "losses": self._losses, "sent": sent}
 
-    def load(self, state: dict[str, Any], step: int) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         self.seconds, self._each = state["seconds"], list(state["each"])
-        self._losses = list(state["losses"])
-        self._before, self.resumed = dict(state["sent"]), step
+        self._losses, self._before = list(state["losses"]), dict(state["sent"])

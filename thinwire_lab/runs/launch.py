@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from thinwire.engine.rendezvous import interfaces, named_interfaces
@@ -49,6 +48,11 @@ def find_launcher() -> tuple[int, int, int] | None:
         if rank in os.environ and world in os.environ:
             return int(os.environ[rank]), int(os.environ[world]), int(os.environ.get(local, "0"))
     return None
+
+
+def is_first() -> bool:
+    """Whether this process is the one that prints: rank 0, or alone."""
+    return (find_launcher() or (0,))[0] == 0
 
 
 def join(patience: timedelta = dist.default_pg_timeout) -> Worker:
@@ -111,18 +115,15 @@ def _find_address() -> str:
     if named:
         there = {name for _, name in socket.if_nameindex()}
         return interfaces().get(named, "0.0.0.0") if named in there else ""
-    for family, kind, protocol, _, address in _resolve(socket.gethostname()):
+    try:
+        resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        resolved = []
+    for family, kind, protocol, _, address in resolved:
         with socket.socket(family, kind, protocol) as trial, suppress(OSError):
             trial.bind((address[0], 0))
             return str(address[0])
     return "127.0.0.1"
-
-
-def _resolve(name: str) -> list[Any]:
-    try:
-        return socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
 
 
 @contextmanager
@@ -136,17 +137,12 @@ def share_refusals(*files: Path | None) -> Iterator[None]:
         rank, world, _ = find_launcher() or (0, 1, 0)
         if world == 1 or not any(files):
             raise
-        refusal = error  # Python deletes the name `error`
-
-        def refuse() -> None:
-            raise refusal
-
         try:
             join(PATIENCE)
         except (RuntimeError, ValueError):
             raise UnsharedError(f"worker {rank}: {error}") from None
         try:
-            agree(refuse)
+            refuse_together(str(error) or "refused")
         finally:
             dist.destroy_process_group()
 
@@ -154,39 +150,33 @@ def share_refusals(*files: Path | None) -> Iterator[None]:
 def agree(work: Callable[[], T]) -> T:
     """Do every rank's work. If any rank is refused all are, in the words of the first: nobody waits
     for a rank that has gone, and rank 0 can say why."""
-    problem, result = b"", None
+    problem = ""
     try:
         result = work()
     except ValueError as error:
-        problem = str(error).encode() or b"refused"
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(problem)]))
-    bad = [rank for rank, size in enumerate(sizes) if int(size)]
-    if not bad:
-        return cast(T, result)
-    text = torch.zeros(int(sizes[bad[0]]), dtype=torch.uint8)
-    if dist.get_rank() == bad[0]:
-        text = torch.tensor(list(problem), dtype=torch.uint8)
-    dist.broadcast(text, bad[0])
-    words = bytes(text.tolist()).decode("utf-8", "replace")
-    raise Refused(words if bad[0] == 0 else f"worker {bad[0]}: {words}")
+        problem = str(error) or "refused"
+    refuse_together(problem)
+    return result
 
 
-def agree_on_first(work: Callable[[], object]) -> None:
-    """Do rank 0's work; if that is refused, all ranks are."""
-    agree(work if dist.get_rank() == 0 else lambda: None)
+def refuse_together(problem: str) -> None:
+    """Refuse on all ranks if one of them has a problem, in the words of the first that has."""
+    for rank, words in enumerate(gather(problem)):
+        if words:
+            raise Refused(words if rank == 0 else f"worker {rank}: {words}")
 
 
-def gather_rows(rows: Tensor) -> Tensor:
-    """All ranks' rows, one below the other."""
-    world = dist.get_world_size()
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(counts, torch.tensor([len(rows)]))
-    padded = rows.new_zeros(max(map(int, counts)), rows.shape[1])
-    padded[: len(rows)] = rows
-    every = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(every, padded)
-    return torch.cat([part[: int(count)] for part, count in zip(every, counts, strict=True)])
+def agree_on_first(work: Callable[[], T]) -> T:
+    """Do rank 0's work, and give its result to all; if that is refused, all ranks are."""
+    result = agree(lambda: work() if dist.get_rank() == 0 else None)
+    return cast(T, gather(result)[0])
+
+
+def gather(mine: T) -> list[T]:
+    """What all ranks have, in their order."""
+    every = [mine] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
 
 
 def _find_first_host() -> str:

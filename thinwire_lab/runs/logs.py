@@ -40,8 +40,14 @@ def claim(out: Path) -> Iterator[None]:
             out.mkdir(parents=True, exist_ok=True)
             folder = os.open(out, os.O_RDONLY)
         closing.callback(os.close, folder)  # last of all: the lock goes with it
-        with contextlib.suppress(OSError):  # a file system without locks
-            _lock(folder, out)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(
+                f"another training writes in {out}; wait, or give another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
         yield
 
 
@@ -54,13 +60,6 @@ def _no_empty_folders(out: Path) -> Iterator[None]:
         for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
-
-
-def _lock(folder: int, out: Path) -> None:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Refused(f"another training writes in {out}; wait, or give another --out") from None
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -12,20 +12,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engine.ddp import attach
 from thinwire.engine.session import Session
 from thinwire.layout import Layout
 from thinwire.protocols import Reducer
-from thinwire_lab.errors import Refused
+from thinwire_lab.errors import Refused, first_line
 from thinwire_lab.jobs.data.source import Batch, Data, batches, pick_in_order
 from thinwire_lab.jobs.job import LOWER, Settings, Task
 from thinwire_lab.runs import checkpoint, optimizers
-from thinwire_lab.runs.baselines import Baseline
+from thinwire_lab.runs.baselines import PLAIN, Baseline
 from thinwire_lab.runs.config import BASELINES, Run
 from thinwire_lab.runs.counters import Tally
-from thinwire_lab.runs.launch import Worker, agree, gather_rows
+from thinwire_lab.runs.launch import Worker, agree, gather, refuse_together
 from thinwire_lab.runs.optimizers import Plateau
 from thinwire_lab.runs.prefetch import Prefetch, Report, load_task, read_steps
 
@@ -89,13 +88,10 @@ class Training:
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=scaled)
         self.sync: Session | None = None
-        if recipe is None:
-            self._baseline = Baseline(BASELINES[run.recipe], self.net, settings.bucket_mb)
-            self.model = self._baseline.model
-        else:
-            self.model = DistributedDataParallel(
-                self.net, gradient_as_bucket_view=True, bucket_cap_mb=settings.bucket_mb
-            )
+        # a recipe is attached to plain DDP
+        self._baseline = Baseline(BASELINES.get(run.recipe, PLAIN), self.net, settings.bucket_mb)
+        self.model = self._baseline.model
+        if recipe is not None:
             scaler = self.scaler if scaled else None
             self.sync = attach(self.model, wrap(recipe), optimizer=self.optimizer, scaler=scaler)
         torch.manual_seed(settings.seed * 1000 + worker.rank)  # dropout is every rank's own
@@ -152,17 +148,17 @@ class Training:
             moved = (tuple(c.to(worker.device) for c in batch) for batch in loader)
             rows = agree(lambda: self.task.rows(self.net, moved).cpu())
         self.net.train()
-        return self.task.figures(gather_rows(rows))
+        return self.task.figures(torch.cat(gather(rows)))
 
     def count_sent(self) -> dict[str, Any]:
-        """Totals of this process so far."""
+        """Totals of the run so far, all its parts together."""
         if self.sync is not None:
-            return dict(self.sync.metrics())
-        return {"skipped_steps": 0, **self._baseline.count_sent(self.step - self.tally.resumed)}
+            return self.tally.add_before(dict(self.sync.metrics()))
+        return {"skipped_steps": 0, **self._baseline.count_sent(self.step)}
 
     def record(self, **figures: float) -> dict[str, Any]:
         """Where the training stands."""
-        sent = self.tally.add_before(self.count_sent())
+        sent = self.count_sent()
         return {"step": self.step, "total": self.total, "density": sent["density"],
                 "bytes_sent": sent["bytes_sent"], **figures}  # fmt: skip
 
@@ -197,7 +193,7 @@ class Training:
         self.optimizer.load_state_dict(shared["optimizer"])
         self.scaler.load_state_dict(shared["scaler"])
         self.plateau = Plateau(**shared.get("plateau", {}))
-        self.tally.load(own["tally"], self.step)
+        self.tally.load(own["tally"])
         torch.set_rng_state(own["random"][0])
         if self.worker.device.type == "cuda":
             torch.cuda.set_rng_state(own["random"][1], self.worker.device)
@@ -251,8 +247,8 @@ def _explain_foreign(out: Path, work: Callable[[], None]) -> None:
     try:
         work()
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
-        raise Refused(f"the checkpoint in {out} is not of this run ({first})") from None
+        said = first_line(error)
+        raise Refused(f"the checkpoint in {out} is not of this run ({said})") from None
 
 
 def _take_steps(
@@ -277,7 +273,7 @@ def _take_steps(
     while training.step < training.total and not tally.stopping:
         tally.begin()
         loss = training.take_step(ahead.next())
-        ahead.report(tally.end(loss, asked_to_stop() or ahead.refused, training.record()))
+        ahead.report(tally.end(loss, asked_to_stop() or bool(ahead.problem), training.record()))
         due = [bool(every and training.step % every == 0) for every in (score_every, save_every)]
         if due[0] or (due[1] and out is not None):
             ahead.report(tally.flush())
@@ -291,5 +287,5 @@ def _take_steps(
         training.save(out)
     if training.step >= training.total and scored != training.step:
         score()
-    agree(ahead.raise_refusal)
+    refuse_together(ahead.problem)
     return figures

@@ -13,7 +13,7 @@ from thinwire_lab.jobs.catalogue import find
 from thinwire_lab.jobs.data.source import Batch, Data, Shards, batches
 from thinwire_lab.jobs.job import Settings, Task
 from thinwire_lab.runs.config import Run
-from thinwire_lab.runs.launch import Worker, agree, gather_rows
+from thinwire_lab.runs.launch import Worker, agree, gather, refuse_together
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -25,14 +25,10 @@ class Prefetch:
     """
 
     def __init__(self, steps: Iterator[list[Batch]], left: int, report: Report) -> None:
-        self._report, self._problem = report, ""
+        self._report, self.problem = report, ""
         self._steps, self._left, self._ready = steps, left, deque[list[Batch]]()
         self._fetch(2)
-        agree(self.raise_refusal)  # what cannot even begin
-
-    @property
-    def refused(self) -> bool:
-        return bool(self._problem)
+        refuse_together(self.problem)  # what cannot even begin
 
     def next(self) -> list[Batch]:
         ready = self._ready.popleft()
@@ -41,22 +37,18 @@ class Prefetch:
 
     def report(self, records: list[dict[str, Any]]) -> None:
         try:
-            for record in records if not self._problem else ():
+            for record in records if not self.problem else ():
                 self._report(record)
         except Refused as error:
-            self._problem = str(error)
-
-    def raise_refusal(self) -> None:
-        if self._problem:
-            raise Refused(self._problem)
+            self.problem = str(error)
 
     def _fetch(self, count: int) -> None:
         try:
-            for _ in range(min(count, self._left) if not self._problem else 0):
+            for _ in range(min(count, self._left) if not self.problem else 0):
                 self._ready.append(next(self._steps))
                 self._left -= 1
         except Refused as error:
-            self._problem = str(error)
+            self.problem = str(error)
 
 
 def read_steps(data: Data, settings: Settings, worker: Worker, step: int) -> Iterator[list[Batch]]:
@@ -71,8 +63,7 @@ def read_steps(data: Data, settings: Settings, worker: Worker, step: int) -> Ite
 def load_task(run: Run) -> Task:
     """The task, if all ranks have it and have read the same; on several machines they may not."""
     task, mine = agree(lambda: _load(run))
-    every = gather_rows(torch.tensor([mine], dtype=torch.float64))
-    if any(not torch.equal(theirs, every[0]) for theirs in every):
+    if any(theirs != mine for theirs in gather(mine)):
         raise Refused("workers have read different data; give all of them the same files")
     return task
 

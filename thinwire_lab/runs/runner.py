@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,36 +39,31 @@ EVERY = 0.1  # seconds between reports of a step
 LONGEST = 100  # letters of a recipe in a folder's name
 LENGTHS = {"epochs", "steps", "score_every", "save_every", "loaders"}  # may change on a resume
 AFRESH = ("powersgd-hook",)  # keeps a state that we cannot save
-NEW, BEGUN, DONE = range(3)
 Report = Callable[[Any], None]
 Placed = Sequence[tuple[Run, Path | None]]  # runs, and the folders of those that are kept
 
 
 def run_local(
-    world: int,
-    runs: Placed,
-    net: str,
-    on_report: Report,
-    book: Path | None = None,
+    runs: Placed, on_report: Report, book: Path | None = None,
     on_stop: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
-    """Run on local workers, one run after the other; those already done are read.
+) -> list[Outcome]:  # fmt: skip
+    """Run on local workers, as many as all runs have; those already done are read.
 
     Each that ends becomes a line of the book.
     """
-    stop = workers.make_event()
+    stop, (run, _) = workers.make_event(), runs[0]
     with _claim_folders(runs):
-        outcomes: list[Outcome] = workers.run(
-            world, _work, list(runs), stop, net, book, on_report=on_report, net=net, stop=stop,
-            on_stop=on_stop,
+        return workers.run(
+            run.workers or 1, _work, list(runs), stop, book, on_report=on_report, net=run.net,
+            stop=stop, on_stop=on_stop,
         )[0]  # fmt: skip
-    return outcomes
 
 
 def _work(
-    rank: int, world: int, report: Report, runs: Placed, stop: Any, net: str, book: Path | None
+    rank: int, world: int, report: Report, runs: Placed, stop: Any, book: Path | None
 ) -> list[Outcome]:
-    return _run_all(Worker(rank=rank, world=world), runs, report, stop.is_set, net, book)
+    worker, net = Worker(rank=rank, world=world), runs[0][0].net
+    return _run_all(worker, runs, report, stop.is_set, net, book)
 
 
 def run_launched(
@@ -95,7 +90,6 @@ def run_launched(
 
     try:
         agree_on_first(begin)
-        report = report if worker.rank == 0 else lambda message: None
         return _run_all(worker, runs, report, lambda: bool(asked), "launcher", book)
     except Refused:
         raise
@@ -160,13 +154,15 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 def _find_changes(run: Run, out: Path) -> set[str]:
     """Names of what is not the same in this run and in the one that the folder holds."""
-    one, other = (
-        replace(found, data=found.data and Path(found.data).name)  # files may have moved
-        for found in (config.make_run(config.read_toml(out / logs.CONFIG)), run)
-    )
-    apart = {f.name for f in fields(Run) if getattr(one, f.name) != getattr(other, f.name)}
-    first, second = asdict(one.settings), asdict(other.settings)
-    return (apart - {"settings"}) | {name for name in first if first[name] != second[name]}
+    there = _flatten(config.make_run(config.read_toml(out / logs.CONFIG)))
+    return {name for name, value in _flatten(run).items() if value != there[name]}
+
+
+def _flatten(run: Run) -> dict[str, Any]:
+    """All of a run, its settings too, in one table; of its data the name: files may have moved."""
+    table = asdict(replace(run, data=run.data and Path(run.data).name))
+    settings: dict[str, Any] = table.pop("settings")
+    return table | settings
 
 
 def read_result(out: Path) -> Outcome | None:
@@ -184,16 +180,15 @@ def _run_all(
     worker: Worker, runs: Placed, report: Report, asked: Callable[[], bool], net: str,
     book: Path | None,
 ) -> list[Outcome]:  # fmt: skip
-    """Outcomes of this rank; of runs that were done before only rank 0 has them."""
+    """Outcomes of this rank, and of runs that were done before."""
     outcomes: list[Outcome] = []
     agree_on_first(partial(_look_ahead, runs, worker.world))
     for number, (run, out) in enumerate(runs):
-        standing = _find_standing(run, out)
-        if standing == DONE and out is not None:
-            agree_on_first(partial(_recall, run, out, outcomes, worker.world, net, book))
+        done, begun = agree_on_first(partial(_look_back, run, out, worker.world, net, book))
+        if done is not None:
+            outcomes.append(done)
             continue
-        numbered = number_reports(report, number)
-        outcome = _train(worker, run, out, standing == BEGUN, numbered, asked)
+        outcome = _train(worker, run, out, begun, number_reports(report, number), asked)
         outcomes.append(outcome)
         if not outcome.finished:
             break
@@ -216,32 +211,20 @@ def _look_ahead(runs: Placed, world: int) -> None:
         loop.check_recipe(run.reducer(), net, world, total)
 
 
-def _find_standing(run: Run, out: Path | None) -> int:
-    """New, begun or done, as rank 0 sees it."""
+def _look_back(
+    run: Run, out: Path | None, world: int, net: str, book: Path | None
+) -> tuple[Outcome | None, bool]:
+    """What the run gave, if it was done before; and if not, whether it was begun."""
     if out is None:
-        return NEW
-    found = torch.zeros(1, dtype=torch.int64)
-
-    def look() -> None:
-        done = read_result(out) is not None and not _find_changes(run, out) & {"epochs", "steps"}
-        if run.recipe in AFRESH and not done:
-            checkpoint.drop(out)
-        found[0] = DONE if done else BEGUN if checkpoint.list_steps(out) else NEW
-
-    agree_on_first(look)
-    dist.broadcast(found, 0)
-    return int(found)
-
-
-def _recall(
-    run: Run, out: Path, outcomes: list[Outcome], world: int, net: str, book: Path | None
-) -> None:
-    """A run that was done before; the book may have missed it."""
+        return None, False
     done = read_result(out)
-    assert done is not None, "it was there a moment ago"
-    outcomes.append(done)
-    if book is not None:
-        ledger.complete(book, Line.of(run, world, net, done, out))
+    if done is not None and not _find_changes(run, out) & {"epochs", "steps"}:
+        if book is not None:  # which may have missed it
+            ledger.complete(book, Line.of(run, world, net, done, out))
+        return done, False
+    if run.recipe in AFRESH:
+        checkpoint.drop(out)
+    return None, bool(checkpoint.list_steps(out))
 
 
 def _keep(run: Run, out: Path, outcome: Outcome, world: int, net: str, book: Path | None) -> None:

@@ -41,13 +41,13 @@ class Problem:
         return self.d * min(self.rank, self.side) / self.side
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cost:
     """One method: how many messages on the critical path, how many words at worst."""
 
     name: str
-    latency: str
-    bandwidth: str
+    latency: str  # the messages as papers write them
+    bandwidth: str  # and the words
     messages: Callable[[Problem], float]
     words: Callable[[Problem], float]
 
@@ -56,88 +56,31 @@ class Cost:
 
 
 COSTS = (
-    Cost(
-        name="dense (ring)",
-        latency="2(P-1)",
-        bandwidth="2d(P-1)/P",
-        messages=lambda p: 2 * (p.world - 1),
-        words=lambda p: 2 * p.d * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="dense (halving)",
-        latency="2 log P",
-        bandwidth="2d(P-1)/P",
-        messages=lambda p: 2 * p.log,
-        words=lambda p: 2 * p.d * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="16-bit (halving)",
-        latency="2 log P",
-        bandwidth="d(P-1)/P",
-        messages=lambda p: 2 * p.log,
-        words=lambda p: p.d * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="Top-k (all-gather)",
-        latency="log P",
-        bandwidth="2k(P-1)",
-        messages=lambda p: p.log,
-        words=lambda p: 2 * p.k * (p.world - 1),
-    ),
-    Cost(
-        name="gTop-k (tree)",
-        latency="2 log P",
-        bandwidth="4k log P",
-        messages=lambda p: 2 * p.log,
-        words=lambda p: 4 * p.k * p.log,
-    ),
-    Cost(
-        name="gTop-k (butterfly)",
-        latency="log P",
-        bandwidth="2k log P",
-        messages=lambda p: p.log,
-        words=lambda p: 2 * p.k * p.log,
-    ),
-    Cost(
-        name="TopkDSA (worst)",
-        latency="P + 2 log P",
-        bandwidth="(2k + d)(P-1)/P",
-        messages=lambda p: p.world + 2 * p.log if p.world > 1 else 0,
-        words=lambda p: (2 * p.k + p.d) * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="TopkDSA (best)",
-        latency="P + 2 log P",
-        bandwidth="4k(P-1)/P",
-        messages=lambda p: p.world + 2 * p.log if p.world > 1 else 0,
-        words=lambda p: 4 * p.k * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="Ok-Topk (worst)",
-        latency="2P + 2 log P",
-        bandwidth="6k(P-1)/P",
-        messages=lambda p: 2 * p.world + 2 * p.log if p.world > 1 else 0,
-        words=lambda p: 6 * p.k * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="SparDL",
-        latency="2 log P",
-        bandwidth="4k(P-1)/P",
-        messages=lambda p: 2 * p.log,
-        words=lambda p: 4 * p.k * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="PowerSGD",
-        latency="4(P-1)",
-        bandwidth="4(dr/n)(P-1)/P",
-        messages=lambda p: 4 * (p.world - 1),
-        words=lambda p: 4 * p.factors * (p.world - 1) / p.world,
-    ),
-    Cost(
-        name="ACP-SGD",
-        latency="2(P-1)",
-        bandwidth="2(dr/n)(P-1)/P",
-        messages=lambda p: 2 * (p.world - 1),
-        words=lambda p: 2 * p.factors * (p.world - 1) / p.world,
-    ),
-)
+    Cost("dense (ring)", "2(P-1)", "2d(P-1)/P",
+         lambda p: 2 * (p.world - 1), lambda p: 2 * p.d * (p.world - 1) / p.world),
+    Cost("dense (halving)", "2 log P", "2d(P-1)/P",
+         lambda p: 2 * p.log, lambda p: 2 * p.d * (p.world - 1) / p.world),
+    Cost("16-bit (halving)", "2 log P", "d(P-1)/P",
+         lambda p: 2 * p.log, lambda p: p.d * (p.world - 1) / p.world),
+    Cost("Top-k (all-gather)", "log P", "2k(P-1)",
+         lambda p: p.log, lambda p: 2 * p.k * (p.world - 1)),
+    Cost("gTop-k (tree)", "2 log P", "4k log P",
+         lambda p: 2 * p.log, lambda p: 4 * p.k * p.log),
+    Cost("gTop-k (butterfly)", "log P", "2k log P",
+         lambda p: p.log, lambda p: 2 * p.k * p.log),
+    Cost("TopkDSA (worst)", "P + 2 log P", "(2k + d)(P-1)/P",
+         lambda p: p.world + 2 * p.log if p.world > 1 else 0,
+         lambda p: (2 * p.k + p.d) * (p.world - 1) / p.world),
+    Cost("TopkDSA (best)", "P + 2 log P", "4k(P-1)/P",
+         lambda p: p.world + 2 * p.log if p.world > 1 else 0,
+         lambda p: 4 * p.k * (p.world - 1) / p.world),
+    Cost("Ok-Topk (worst)", "2P + 2 log P", "6k(P-1)/P",
+         lambda p: 2 * p.world + 2 * p.log if p.world > 1 else 0,
+         lambda p: 6 * p.k * (p.world - 1) / p.world),
+    Cost("SparDL", "2 log P", "4k(P-1)/P",
+         lambda p: 2 * p.log, lambda p: 4 * p.k * (p.world - 1) / p.world),
+    Cost("PowerSGD", "4(P-1)", "4(dr/n)(P-1)/P",
+         lambda p: 4 * (p.world - 1), lambda p: 4 * p.factors * (p.world - 1) / p.world),
+    Cost("ACP-SGD", "2(P-1)", "2(dr/n)(P-1)/P",
+         lambda p: 2 * (p.world - 1), lambda p: 2 * p.factors * (p.world - 1) / p.world),
+)  # fmt: skip

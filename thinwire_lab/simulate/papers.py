@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinwire_lab.simulate.scale import METHODS, Cluster, Training, simulate
@@ -168,10 +167,10 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def rows(claims: Sequence[Claim] = CLAIMS) -> list[list[str]]:
+def rows() -> list[list[str]]:
     """The table: the claim, published, ours, and why they differ."""
     table = [["claim", "published", "ours", "why they differ"]]
-    for claim in claims:
+    for claim in CLAIMS:
         table.append([
             claim.paper, _span(claim.published), _span(claim.ours()),
             "" if claim.agrees else claim.reason,

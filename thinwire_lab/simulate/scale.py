@@ -112,25 +112,19 @@ def exchange(
     return across + around
 
 
-def table(
-    training: Training, cluster: Cluster, worlds: Sequence[int], methods: Sequence[Cost] = METHODS
-) -> dict[str, list[float]]:
+def table(training: Training, cluster: Cluster, worlds: Sequence[int]) -> dict[str, list[float]]:
     """The step of every method at every size."""
     clusters = [replace(cluster, world=world) for world in worlds]
-    return {m.name: [simulate(m, training, one) for one in clusters] for m in methods}
+    return {m.name: [simulate(m, training, one) for one in clusters] for m in METHODS}
 
 
 def winners(
-    training: Training,
-    cluster: Cluster,
-    worlds: Sequence[int],
-    rates: Sequence[float],
-    methods: Sequence[Cost] = METHODS,
+    training: Training, cluster: Cluster, worlds: Sequence[int], rates: Sequence[float]
 ) -> list[list[str]]:
     """Who is fastest, for every rate (bits per second between nodes; rows) and world (columns)."""
     rows = []
     for rate in rates:
         links = replace(cluster, between=(cluster.between[0], 8 / rate))
-        found = table(training, links, worlds, methods)
+        found = table(training, links, worlds)
         rows.append([min(found, key=lambda name: found[name][i]) for i in range(len(worlds))])
     return rows

@@ -207,7 +207,7 @@ def test_a_longer_run_that_was_interrupted_goes_on(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run_local(1, [(longer, out)], "none", killed)
+        runner.run_local([(longer, out)], killed)
     assert not (out / logs.RESULT).exists()
     done = call("train", "mlp", "--resume", str(out))
     assert done.exit_code == 0 and json.loads((out / logs.RESULT).read_text())["steps"] == 400

@@ -21,6 +21,7 @@ from thinwire_lab.jobs.data.source import (
     MissingData,
     load_library,
     read_published,
+    refuse_damaged,
     require_files,
     unpickle,
 )
@@ -168,11 +169,9 @@ class Folder:
 
     def _decode(self, path: Path, draw: torch.Generator | None) -> Tensor:
         images = load_library("PIL.Image")
-        try:
-            with images.open(path) as opened:
-                image = opened.convert("RGB")
-        except Exception as error:  # every format has its own for a damaged file
-            raise MissingData(f"{path} is no picture ({error}); get it anew") from None
+        damaged = refuse_damaged(f"{path} is no picture", Exception)  # every format has its own
+        with damaged, images.open(path) as opened:
+            image = opened.convert("RGB")
         size = (self.side, self.side)
         image = image.resize(size, box=_box(image.size, draw))
         if draw is not None and bool(torch.rand(1, generator=draw) < 0.5):
@@ -191,12 +190,8 @@ def _box(size: tuple[int, int], draw: torch.Generator | None) -> tuple[float, fl
     area = (0.08 + 0.92 * share) * width * height
     ratio = (3 / 4) ** (1 - 2 * form)
     wide, high = min(width, (area * ratio) ** 0.5), min(height, (area / ratio) ** 0.5)
-    return (
-        x * (width - wide),
-        y * (height - high),
-        x * (width - wide) + wide,
-        y * (height - high) + high,
-    )
+    left, top = x * (width - wide), y * (height - high)
+    return left, top, left + wide, top + high
 
 
 def _split(
@@ -258,13 +253,12 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
 
 def _idx(data: bytes, path: Path) -> Tensor:
     """An IDX file: two zeros, a type, the number of dimensions, their sizes, bytes."""
-    try:
+    known = (OSError, EOFError, ValueError, IndexError, zlib.error)
+    with refuse_damaged(f"{path} is no IDX file", *known):
         raw = gzip.decompress(data)
         dimensions = raw[3]
         sizes = np.frombuffer(raw, ">i4", dimensions, 4)
         body: Any = np.frombuffer(raw, np.uint8, int(np.prod(sizes)), 4 + 4 * dimensions)
-    except (OSError, EOFError, ValueError, IndexError, zlib.error) as error:
-        raise MissingData(f"{path} is no IDX file ({error}); get it anew") from None
     return torch.from_numpy(body.reshape(sizes.tolist()).copy())
 
 

@@ -9,6 +9,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -33,19 +34,6 @@ class Data(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch: ...
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """Examples that are held in memory as they are."""
-
-    columns: tuple[Tensor, ...]
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def batch(self, chosen: Tensor, draw: torch.Generator | None) -> Batch:
-        return tuple(column[chosen] for column in self.columns)
 
 
 @dataclass(frozen=True)
@@ -146,6 +134,15 @@ def require_files(folder: Path, names: tuple[str, ...], layout: str) -> list[Pat
     return [folder / name for name in names]
 
 
+@contextmanager
+def refuse_damaged(complaint: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Such errors inside become a refusal: the complaint, what the error says, what to do."""
+    try:
+        yield
+    except kinds as error:
+        raise MissingData(f"{complaint} ({error}); get it anew") from None
+
+
 def read_bytes(path: Path) -> bytes:
     """All of a file."""
     try:
@@ -179,7 +176,5 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def unpickle(data: bytes, where: str) -> Any:
     """A pickle of plain data; any other is refused before it can do anything."""
-    try:
+    with refuse_damaged(f"{where} is not the data it should be", Exception):  # it can raise any
         return _PlainUnpickler(BytesIO(data), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle can raise anything
-        raise MissingData(f"{where} is not the data it should be ({error}); get it anew") from None

@@ -18,26 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thinwire_lab.jobs.data.source import Batch, MissingData, read_bytes
+from thinwire_lab.jobs.data.source import Batch, MissingData, read_bytes, refuse_damaged
 
 ALPHABET = "_'ABCDEFGHIJKLMNOPQRSTUVWXYZ "  # the first is CTC's blank
 LAYOUT = "train/**/*.wav with train/**/*.txt of the same names, and test/ alike (16 kHz, mono)"
 RATE = 16_000
 WINDOW = 320  # samples: 20 ms
-SPOKEN = (
-    "ONE",
-    "TWO",
-    "SIX",
-    "YES",
-    "NO",
-    "GO",
-    "STOP",
-    "ERASE",
-    "RUBOUT",
-    "ENTER",
-    "HELP",
-    "A B C",
-)
+SPOKEN = ("ONE", "TWO", "SIX", "YES", "NO", "GO", "STOP", "ERASE", "RUBOUT", "ENTER", "HELP",
+          "A B C")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,10 +121,8 @@ def edits(said: Sequence[str], answer: Sequence[str]) -> int:
     for i, mine in enumerate(said):
         before, row[0] = row[0], i + 1
         for j, theirs in enumerate(answer):
-            before, row[j + 1] = (
-                row[j + 1],
-                min(row[j + 1] + 1, row[j] + 1, before + (mine != theirs)),
-            )
+            cheapest = min(row[j + 1] + 1, row[j] + 1, before + (mine != theirs))
+            before, row[j + 1] = row[j + 1], cheapest
     return row[-1]
 
 
@@ -148,13 +134,11 @@ def _spell(word: str, draw: torch.Generator) -> Tensor:
 
 
 def _read(path: Path) -> Tensor:
-    try:
-        with wave.open(str(path)) as file:
-            form = (file.getframerate(), file.getnchannels(), file.getsampwidth())
-            frames = file.getnframes()
-            data = file.readframes(frames)
-    except (OSError, EOFError, RuntimeError, wave.Error) as error:
-        raise MissingData(f"{path} is no recording ({error}); get it anew") from None
+    damaged = refuse_damaged(f"{path} is no recording", OSError, EOFError, RuntimeError, wave.Error)
+    with damaged, wave.open(str(path)) as file:
+        form = (file.getframerate(), file.getnchannels(), file.getsampwidth())
+        frames = file.getnframes()
+        data = file.readframes(frames)
     if form != (RATE, 1, 2):
         raise MissingData(f"{path} has {form} (rate, channels, bytes); expected {(RATE, 1, 2)}")
     if not data or len(data) != 2 * frames:

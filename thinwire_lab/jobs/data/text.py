@@ -20,7 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire_lab.jobs.data.source import Batch, MissingData, load_library, read_bytes
+from thinwire_lab.jobs.data.source import (
+    Batch,
+    MissingData,
+    load_library,
+    read_bytes,
+    refuse_damaged,
+)
 
 STANDARD = ("argparse.py", "ast.py", "datetime.py", "decimal.py", "inspect.py", "tarfile.py",
             "textwrap.py", "threading.py", "typing.py", "zipfile.py")  # fmt: skip
@@ -54,12 +60,12 @@ def corpus(folder: Path) -> tuple[str, str]:
 
     Of any other text, a file or a folder of them, the last tenth is for the test.
     """
+    found = {part: _part(folder, part) for part in ("train", "valid", "test")}
     others = [folder] if folder.is_file() else sorted(folder.glob("*.txt"))
-    if others and not any(_part(folder, part) for part in ("train", "valid", "test")):
+    if others and not any(found.values()):
         text = "\n".join(_read(path) for path in others)
         cut = text.rfind("\n", 0, int(0.9 * len(text))) + 1 or int(0.9 * len(text))
         return text[:cut], text[cut:]
-    found = {part: _part(folder, part) for part in ("train", "valid", "test")}
     train = found["train"] or found["valid"]
     test = found["test"] if found["test"] not in (None, train) else found["valid"]
     if train is None or test is None or train == test:
@@ -81,10 +87,8 @@ def _part(folder: Path, part: str) -> Path | None:
 
 
 def _read(path: Path) -> str:
-    try:
+    with refuse_damaged(f"{path} is no UTF-8 text", UnicodeDecodeError):
         text = read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise MissingData(f"{path} is no UTF-8 text ({error}); get it anew") from None
     if not text.strip():
         raise MissingData(f"{path} is empty; get it anew")
     return text
@@ -150,10 +154,8 @@ def _checkpoint_tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise MissingData(f"{folder} has no tokenizer.json; expected one beside the checkpoint")
-    try:
+    with refuse_damaged(f"{path} is no tokenizer", Exception):  # it has no kind of its own
         found = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # it has no kind of its own for a damaged file
-        raise MissingData(f"{path} is no tokenizer ({error}); get it anew") from None
     found.no_truncation()  # of its last use, saved with it
     found.no_padding()
     return found

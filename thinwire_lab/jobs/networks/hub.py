@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinwire_lab.errors import first_line
 from thinwire_lab.jobs.data.source import MissingData, load_library
 
 LAYOUT = "a checkpoint folder with config.json, model.safetensors and tokenizer.json"
@@ -22,15 +23,10 @@ def resnet(
     checkpoint: Path | None = None,
 ) -> nn.Module:  # fmt: skip
     """Bottleneck ResNets. He et al. 2016 (arXiv 1512.03385)."""
-    transformers = _library()
-    if checkpoint is not None:
-        return _load_checkpoint(transformers.ResNetForImageClassification, checkpoint, classes)
-    config = transformers.ResNetConfig(
-        depths=list(depths), hidden_sizes=list(widths), embedding_size=stem, num_labels=classes,
-        layer_type="bottleneck",
+    return _make(
+        "ResNetForImageClassification", checkpoint, classes, depths=list(depths),
+        hidden_sizes=list(widths), embedding_size=stem, layer_type="bottleneck",
     )  # fmt: skip
-    net: nn.Module = transformers.ResNetForImageClassification(config)
-    return net
 
 
 def vit(
@@ -38,21 +34,17 @@ def vit(
     checkpoint: Path | None = None,
 ) -> nn.Module:  # fmt: skip
     """Vision transformer. Dosovitskiy et al. 2021 (arXiv 2010.11929)."""
-    transformers = _library()
-    if checkpoint is not None:
-        loaded: Any = _load_checkpoint(transformers.ViTForImageClassification, checkpoint, classes)
-        known = loaded.config.image_size
-        if known not in (side, [side, side]):
-            raise MissingData(
-                f"{checkpoint} is for pictures of {known} pixels, these have {side}; give others"
-            )
-        found: nn.Module = loaded
-        return found
-    config = transformers.ViTConfig(
-        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=4 * width, image_size=side, patch_size=patch, num_labels=classes,
+    net = _make(
+        "ViTForImageClassification", checkpoint, classes, hidden_size=width,
+        num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
+        image_size=side, patch_size=patch,
     )  # fmt: skip
-    net: nn.Module = transformers.ViTForImageClassification(config)
+    config: Any = net.config
+    known = config.image_size
+    if known not in (side, [side, side]):
+        raise MissingData(
+            f"{checkpoint} is for pictures of {known} pixels, these have {side}; give others"
+        )
     return net
 
 
@@ -60,35 +52,32 @@ def gpt2(
     width: int, layers: int, heads: int, words: int, length: int, checkpoint: Path | None = None
 ) -> nn.Module:
     """Causal language model. Radford et al. 2019."""
-    transformers = _library()
-
-    if checkpoint is not None:
-        return _load_checkpoint(transformers.GPT2LMHeadModel, checkpoint)
-    config = transformers.GPT2Config(
-        n_embd=width, n_layer=layers, n_head=heads, vocab_size=words, n_positions=length,
-        bos_token_id=words - 1, eos_token_id=words - 1,
+    return _make(
+        "GPT2LMHeadModel", checkpoint, n_embd=width, n_layer=layers, n_head=heads,
+        vocab_size=words, n_positions=length, bos_token_id=words - 1, eos_token_id=words - 1,
     )  # fmt: skip
-    net: nn.Module = transformers.GPT2LMHeadModel(config)
-    return net
 
 
 def bert(
     width: int, layers: int, heads: int, words: int, *, task: str, checkpoint: Path | None = None
 ) -> nn.Module:
     """For pretraining (masked words and next sentence) or for questions. arXiv 1810.04805."""
-    transformers = _library()
-
-    kind = {
-        "pretraining": transformers.BertForPreTraining,
-        "questions": transformers.BertForQuestionAnswering,
-    }[task]
-    if checkpoint is not None:
-        return _load_checkpoint(kind, checkpoint)
-    config = transformers.BertConfig(
-        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+    kind = {"pretraining": "BertForPreTraining", "questions": "BertForQuestionAnswering"}[task]
+    return _make(
+        kind, checkpoint, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * width, vocab_size=words, max_position_embeddings=512,
     )  # fmt: skip
-    net: nn.Module = kind(config)
+
+
+def _make(
+    name: str, checkpoint: Path | None, classes: int | None = None, **shape: Any
+) -> nn.Module:
+    """The checkpoint's network, or one of this shape with random weights."""
+    kind = getattr(load_library("transformers"), name)  # loaded when first needed: it takes a while
+    if checkpoint is not None:
+        return _load_checkpoint(kind, checkpoint, classes)
+    labels = {} if classes is None else {"num_labels": classes}
+    net: nn.Module = kind(kind.config_class(**shape, **labels))
     return net
 
 
@@ -108,25 +97,21 @@ def check_reader(net: nn.Module, words: int, length: int) -> nn.Module:
     return net
 
 
-def _library() -> Any:
-    """Loaded when first needed: it takes a while."""
-    return load_library("transformers")
-
-
 def _load_checkpoint(kind: Any, folder: Path, classes: int | None = None) -> nn.Module:
     """A checkpoint in single precision; a head for other classes than ours begins anew."""
     if not (folder / "model.safetensors").is_file():
         raise MissingData(f"{folder} has no model.safetensors; expected {LAYOUT}")
     head = {} if classes is None else {"num_labels": classes, "ignore_mismatched_sizes": True}
     try:
-        found = _library().AutoConfig.from_pretrained(folder, local_files_only=True).model_type
+        configs = load_library("transformers").AutoConfig
+        found = configs.from_pretrained(folder, local_files_only=True).model_type
         net, read = kind.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, dtype=torch.float32,
             output_loading_info=True, **head,
         )  # fmt: skip
     except Exception as error:  # torn, foreign, of another model: all of them say it differently
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise MissingData(f"{folder} cannot be loaded ({first}); expected {LAYOUT}") from None
+        said = first_line(error)
+        raise MissingData(f"{folder} cannot be loaded ({said}); expected {LAYOUT}") from None
     kin = kind.config_class.model_type
     if found != kin:
         raise MissingData(f"{folder} holds a {found}; this job continues a {kin}, give one")
