@@ -58,7 +58,7 @@ def test_all_forms_take_the_same(name):
     assert spec.__doc__
 
 
-@pytest.mark.parametrize("name", TORCH_ON_CUDA)
+@pytest.mark.parametrize("name", sorted(TORCH_ON_CUDA))
 def test_what_has_no_triton_form_is_plain_torch_on_cuda(name):
     spec = getattr(OPERATIONS[name], name)
     assert kernels._find(spec, "cuda") is spec
