@@ -108,7 +108,7 @@ class Bucket:
     def buffer(self) -> tuple[Tensor, bool]:
         """The gradient's own buffer, where it can hold a mean, or a new one; and which."""
         if isinstance(self.flat, Sum):
-            out, exact = self.flat.grad, self.flat.residual.dtype
+            out, exact = self.flat.scratch, self.flat.residual.dtype
         else:
             out, exact = self.flat, working_dtype(self.flat.dtype)
         if out.dtype != exact:

@@ -115,21 +115,33 @@ class MomentumCorrected:
         u, v = _flat(bucket, "momentum", grad), _flat(bucket, "residual", grad)
         grad = grad.to(u.dtype)
         m = _checked_share("momentum", at(self.momentum, bucket.step))
+        if self.nesterov or self.clip is not None:
+            finite = self._look_ahead(u, grad, m, bucket, world)
+            folded = _rated(v, grad, bucket, 1.0, self.learning_rate)
+        else:
+            finite = True
+            for start, stop in bucket.layout.runs:
+                here = slice(start, stop)
+                finite &= kernels.accumulate(u[here], grad[here], 1.0 / bucket.scale, m)
+            folded = _rated(v, u, bucket, 1.0, self.learning_rate, scratch=grad)
+        folded.finite = finite
+        return folded
+
+    def _look_ahead(self, u: Tensor, grad: Tensor, m: float, bucket: Bucket, world: int) -> bool:
+        """Parameter by parameter: clip, then what is added to v in place of the gradient; whether
+        all was finite."""
         finite = True
         for slot in bucket.layout.slots:
-            here = slice(slot.offset, slot.offset + slot.numel)
+            here = slice(slot.offset, slot.stop)
             finite &= _cleaned(grad[here], 1.0 / bucket.scale)
             if self.clip is not None:
                 _clipped(grad[here], self.clip / math.sqrt(world))
+            kernels.accumulate(u[here], grad[here], 1.0, 1.0 if self.nesterov else m)
             if self.nesterov:
-                kernels.accumulate(u[here], grad[here])
                 kernels.accumulate(grad[here], u[here].mul_(m))
             else:
-                kernels.accumulate(u[here].mul_(m), grad[here])
                 grad[here] = u[here]
-        folded = _rated(v, grad, bucket, 1.0, self.learning_rate)
-        folded.finite = finite
-        return folded
+        return finite
 
     def keep(self, x: Tensor, sent: Payload, bucket: Bucket) -> Callable[[], object]:
         sent.add_into(x, alpha=-1.0)
@@ -159,18 +171,21 @@ class MomentumCorrected:
         return (share / fading.clamp(min=1e-12))[which]
 
 
-def _rated(residual: Tensor, grad: Tensor, bucket: Bucket, weight: float, rated: bool) -> Sum:
+def _rated(
+    residual: Tensor, step: Tensor, bucket: Bucket, weight: float, rated: bool,
+    scratch: Tensor | None = None,
+) -> Sum:  # fmt: skip
     """What is added to the residual; times the learning rate, if that is to be inside."""
     if not rated or bucket.rates is None:
-        return Sum(residual, grad, alpha=weight)
+        return Sum(residual, step, weight, scratch=scratch)
     rates = [(slot, float(bucket.rates[slot.name])) for slot in bucket.layout.slots]
     if len({rate for _, rate in rates}) > 1:
-        grad = grad.to(residual.dtype)
+        step = step.to(residual.dtype) if scratch is None else scratch.copy_(step)
         for slot, rate in rates:
-            slot.view(grad).mul_(rate)
-        folded = Sum(residual, grad, alpha=weight)
+            slot.view(step).mul_(rate)
+        folded = Sum(residual, step, weight)
     else:
-        folded = Sum(residual, grad, alpha=rates[0][1] * weight)
+        folded = Sum(residual, step, rates[0][1] * weight, scratch=scratch)
     folded.units = [(slot, 1.0 / rate if rate else 0.0) for slot, rate in rates]
     return folded
 

@@ -16,15 +16,18 @@ class Sum:
     """alpha * grad + residual, not added yet, so that one kernel can add and select in one sweep.
 
     `take()` adds it now, in place, for everyone else. Gradient entries that are not finite are
-    left out and lower the flag `finite` of the whole sum: nothing non-finite is ever stored.
-    `grad` is scratch: a mean may be written over it. `units` is what a parameter's mean must be
-    multiplied by to be in the gradient's unit, where that is not 1; 0.0 if nothing can be sent.
+    left out and lower the flag `finite` of the whole sum: nothing non-finite is ever stored. A mean
+    may be written over `scratch`: the gradient's own buffer. `units` is what a parameter's mean
+    must be multiplied by to be in the gradient's unit, where that is not 1; 0.0 if nothing can be
+    sent.
     """
 
     def __init__(
-        self, residual: Tensor, grad: Tensor, alpha: float = 1.0, root: Sum | None = None
-    ) -> None:
+        self, residual: Tensor, grad: Tensor, alpha: float = 1.0, root: Sum | None = None,
+        scratch: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.residual, self.grad, self.alpha = residual, grad, alpha
+        self.scratch = grad if scratch is None else scratch
         self.root = root or self
         self.finite = True
         self.units: list[tuple[Slot, float]] = []

@@ -58,6 +58,47 @@ def test_sixteen_bits(fast, x):
     alike(fast, "bf16_encode", x)
 
 
+def decodings(x: torch.Tensor) -> dict[str, tuple]:
+    """Every code that is decoded in place, with its arguments."""
+    power, halves = scales.half_encode(x)
+    edges = scales.find_edges(x, 7)
+    return {
+        "half_decode": (halves, int(power), torch.float32),
+        "bf16_decode": (scales.bf16_encode(x), torch.float32),
+        "scaled": (*reversed(scales.int8_encode(x, 7)), 7, edges),
+        "fp8_decode": (*reversed(scales.fp8_encode(x, 7)), 7, edges),
+    }
+
+
+@pytest.mark.parametrize("name", ["half_decode", "bf16_decode", "scaled", "fp8_decode"])
+@numbers
+def test_decoded_numbers_are_new_or_placed_or_added(name, x):
+    given = decodings(x)[name]
+    (values,) = alike(cpu, name, *given)
+    out = torch.full_like(x, 3.0)
+    assert getattr(cpu, name)(*given, out=out) is out
+    same(out, values)
+    for alpha in (-1.0, 1 / 3):
+        mine, theirs = torch.linspace(-1, 1, x.numel()), torch.linspace(-1, 1, x.numel())
+        getattr(cpu, name)(*given, out=mine, alpha=alpha)
+        same(mine, theirs.add_(values * alpha))
+
+
+@numbers
+def test_codes_are_new_or_go_where_there_is_room(x):
+    blocks = -(-x.numel() // 7)
+    for name, kind in (("int8_encode", torch.int8), ("fp8_encode", torch.uint8)):
+        into = torch.empty(blocks), torch.empty(x.numel(), dtype=kind)
+        for fast in (cpu, scales):
+            got = getattr(fast, name)(x, 7, None, into)
+            for a, b, c in zip(got, into, getattr(scales, name)(x, 7), strict=True):
+                assert a is b
+                same(a, c)
+    for name, kind in (("half_encode", torch.float16), ("bf16_encode", torch.bfloat16)):
+        codes = torch.empty(x.numel(), dtype=kind)
+        alike(cpu, name, x, codes)
+
+
 @SCALES
 @pytest.mark.parametrize("block", [1, 7, 256])
 @numbers

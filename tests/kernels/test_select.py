@@ -110,6 +110,21 @@ def test_what_is_not_finite_is_left_out_and_overflow_held(shape):
     assert torch.equal(again, more)
 
 
+@pytest.mark.parametrize("ugly", [False, True])
+@pytest.mark.parametrize("n", [0, 5, 4096, 100_003])
+def test_what_was_there_fades_before_it_is_added_to(n, ugly):
+    residual, grad = draw(1, n)[0], draw(1, n, seed=1)[0]
+    if ugly and n:
+        grad[:: max(1, n // 7)] = float("nan")
+    theirs = residual.clone()
+    clean = [
+        form.accumulate(x, grad, 0.5, 0.9) for form, x in ((fast, residual), (reference, theirs))
+    ]
+    assert clean == [not (ugly and n)] * 2
+    assert torch.equal(residual, theirs)
+    assert theirs.isfinite().all()
+
+
 def test_an_overflow_alone_is_no_reason_to_abort():
     residual, grad = torch.full((1, 100), 3e38), torch.full((1, 100), 3e38)
     _, finite = fast.add_topk(residual, grad, 1.0, 3, {})

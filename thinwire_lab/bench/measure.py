@@ -79,7 +79,7 @@ def ask(
         try:
             return _look(place.rank, place.world, on_report, question)
         finally:
-            dist.destroy_process_group()
+            launch.leave()
     return workers.run(world, _look, question, on_report=on_report)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import json
 import os
@@ -126,6 +127,16 @@ def _find_address() -> str:
     return "127.0.0.1"
 
 
+def leave() -> None:
+    """End the group and its threads, before Python ends.
+
+    A thread of gloo that drops the last tensors while Python shuts down kills the process (pytorch
+    issue 190489). DDP and its hook hold each other, and with them the group: so they go first.
+    """
+    gc.collect()
+    dist.destroy_process_group()
+
+
 @contextmanager
 def share_refusals(*files: Path | None) -> Iterator[None]:
     """Work before the group is joined. These files may be wrong for one rank alone: it tells the
@@ -144,7 +155,7 @@ def share_refusals(*files: Path | None) -> Iterator[None]:
         try:
             refuse_together(str(error) or "refused")
         finally:
-            dist.destroy_process_group()
+            leave()
 
 
 def agree(work: Callable[[], T]) -> T:

@@ -97,7 +97,7 @@ def run_launched(
         raise RuntimeError(f"worker {worker.rank} failed") from error
     finally:
         claims.close()
-        dist.destroy_process_group()
+        launch.leave()
 
 
 @contextmanager

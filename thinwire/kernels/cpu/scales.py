@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.kernels.cpu import decode_loops
 from thinwire.kernels.cpu import scales_loops as loops
 from thinwire.kernels.cpu.arrays import Array, as_array, as_tensor, run_blocks, run_parts
 from thinwire.kernels.cpu.bits import pack
@@ -44,7 +45,7 @@ def half_decode(
     weight, adds = np.float32(alpha or 0.0), alpha is not None
     run_parts(
         halves.size,
-        lambda start, stop: loops.widen_half(
+        lambda start, stop: decode_loops.widen_half(
             halves[start:stop], factor, weight, adds, values[start:stop]
         ),
     )
@@ -67,7 +68,9 @@ def bf16_decode(
     values, weight, adds = as_array(out), np.float32(alpha or 0.0), alpha is not None
     run_parts(
         halves.size,
-        lambda start, stop: loops.widen_bf16(halves[start:stop], weight, adds, values[start:stop]),
+        lambda start, stop: decode_loops.widen_bf16(
+            halves[start:stop], weight, adds, values[start:stop]
+        ),
     )
     return out
 
@@ -104,7 +107,9 @@ def fp8_decode(
     steps, ends = as_array(scale.contiguous()), as_array(find_edges(codes, block, edges))
     run_blocks(
         ends,
-        lambda some, of: loops.look_up_scaled(given, known, steps[some], of, weight, adds, values),
+        lambda some, of: decode_loops.look_up_scaled(
+            given, known, steps[some], of, weight, adds, values
+        ),
     )
     return out
 
@@ -125,7 +130,7 @@ def either(signs: Tensor, above: Tensor, below: Tensor, block: int, edges: Edges
     given, out = as_array(signs.contiguous()), np.empty(signs.numel(), np.float32)
     high, low = as_array(above.contiguous()), as_array(below.contiguous())
     ends = as_array(find_edges(signs, block, edges))
-    run_blocks(ends, lambda some, of: loops.choose(given, high[some], low[some], of, out))
+    run_blocks(ends, lambda some, of: decode_loops.choose(given, high[some], low[some], of, out))
     return as_tensor(out)
 
 
@@ -182,7 +187,9 @@ def scaled(
     given, out = as_array(codes.contiguous()), _choose_room(codes, out)
     values, weight, adds = as_array(out), np.float32(alpha or 0.0), alpha is not None
     steps, ends = as_array(scale.contiguous()), as_array(find_edges(codes, block, edges))
-    run_blocks(ends, lambda some, of: loops.multiply(given, steps[some], of, weight, adds, values))
+    run_blocks(
+        ends, lambda some, of: decode_loops.multiply(given, steps[some], of, weight, adds, values)
+    )
     return out
 
 
@@ -203,7 +210,8 @@ def _look_up(codes: Tensor, table: Tensor) -> Tensor:
         as_array(table),
     )
     run_parts(
-        given.size, lambda start, stop: loops.look_up(given[start:stop], known, out[start:stop])
+        given.size,
+        lambda start, stop: decode_loops.look_up(given[start:stop], known, out[start:stop]),
     )
     return as_tensor(out)
 

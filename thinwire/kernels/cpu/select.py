@@ -41,8 +41,17 @@ def add_topk(
     return _select(residual, grad.view(-1), alpha, k, memo)
 
 
-def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0) -> bool:
-    return _sweep(as_array(residual), as_array(grad), np.float32(alpha), NEVER, 0)[3]
+def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0, decay: float = 1.0) -> bool:
+    if decay == 1.0:
+        return _sweep(as_array(residual), as_array(grad), np.float32(alpha), NEVER, 0)[3]
+    x, steps = as_array(residual), as_array(grad)
+    bits, weights = _to_bits(x), (np.float32(alpha), np.float32(decay))
+
+    def part(start: int, stop: int) -> bool:
+        here = slice(start, stop)
+        return bool(loops.fade_and_add(x[here], bits[here], steps[here], *weights))
+
+    return all(run_parts(x.size, part))
 
 
 def above(x: Tensor, edge: float, most: int) -> tuple[Tensor, int]:  # (n,) -> (count,)

@@ -14,6 +14,7 @@ from thinwire.kernels.cpu.arrays import compiled
 from thinwire.kernels.cpu.lanes import INFINITE, LANES, MASK
 
 LOW = 15  # bits of a magnitude that `tally` leaves out
+PIECE = 4096  # numbers that stay in the nearest cache from one loop to the next
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
@@ -91,6 +92,23 @@ def sweep(x, bits, grad, alpha, edge, found, keys):
                 keys[count] = _measure(bits[i])
             count += 1
     return count, clean
+
+
+@compiled("void(f4[::1], f4)")
+def _fade(x, decay):
+    for i in range(x.size):
+        x[i] *= decay
+
+
+@compiled("b1(f4[::1], u4[::1], f4[::1], f4, f4)")
+def fade_and_add(x, bits, grad, alpha, decay):
+    """x = decay * x + alpha * grad, piece by piece; whether every gradient was finite."""
+    clean, none, keys = True, np.empty(0, np.int64), np.empty(0, np.uint32)
+    for start in range(0, x.size, PIECE):
+        here = slice(start, start + PIECE)
+        _fade(x[here], decay)
+        clean &= sweep(x[here], bits[here], grad[here], alpha, uint32(INFINITE + 1), none, keys)[1]
+    return clean
 
 
 @compiled("void(u4[::1], i8[::1])")

@@ -92,7 +92,9 @@ def _select_rows(x, grad, alpha, c, k, out, flag, largest, FUSED: tl.constexpr, 
     tl.store(out + place, at, mask=chosen != 0)
 
 
-def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0) -> bool:
+def accumulate(residual: Tensor, grad: Tensor, alpha: float = 1.0, decay: float = 1.0) -> bool:
+    if decay != 1.0:
+        residual.mul_(decay)
     none = torch.empty(0, dtype=torch.int64, device=residual.device)
     return _add_and_find(residual, grad, alpha, INFINITE + 1, none)[1]
 

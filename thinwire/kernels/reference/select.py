@@ -13,13 +13,15 @@ Memo = MutableMapping[str, Any]
 HUGE = 1e30  # gradients below this cannot overflow a float32 residual in a lifetime of steps
 
 
-def accumulate(residual: Tensor, grad: Tensor, /, alpha: float = 1.0) -> bool:
-    """residual += alpha * grad, leaving out gradient entries that are not finite.
+def accumulate(residual: Tensor, grad: Tensor, /, alpha: float = 1.0, decay: float = 1.0) -> bool:
+    """residual = decay * residual + alpha * grad, without gradient entries that are not finite.
 
     Returns whether all were finite. A sum that overflows is held at the largest number.
     """
     if grad.numel() == 0:
         return True
+    if decay != 1.0:
+        residual.mul_(decay)
     largest = _find_largest(grad) * alpha
     finite = math.isfinite(largest)
     usable = grad if finite else torch.nan_to_num(grad, nan=0.0, posinf=0.0, neginf=0.0)
