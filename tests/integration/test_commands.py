@@ -269,6 +269,17 @@ def test_bench_collectives(comm: str, tmp_path: Path) -> None:
     assert sent["Slots"] == sent["Slots, pairwise"] < sent["AllGather"] < sent["dense all-reduce"]
 
 
+def test_bench_cost(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    done = thinwire("bench", "cost", "--model", "small", "--turns", "1", "--recipe", "int8()",
+                    "--json", str(out))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert [row["name"] for row in json.loads(out.read_text())["rows"]][-1] == "int8()"
+    refused = thinwire("bench", "cost", "--recipe", "topq()")
+    assert refused.returncode == 2 and "topk" in refused.stderr
+
+
 def test_trace(tmp_path: Path) -> None:
     """Tables within 80 columns, and files that say the same."""
     call = "slots(density=0.01, wire='bf16')"

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.progress import Progress
 from rich.table import Table
 
 from thinwire.schedule import checked_density
 from thinwire_lab.bench import collectives, kernels, selection, verbs
+from thinwire_lab.bench import cost as costs
 from thinwire_lab.bench import step as steps_bench
 from thinwire_lab.bench.rows import find_unserved
 from thinwire_lab.cli.app import app, console, reported
-from thinwire_lab.cli.display import make_table
+from thinwire_lab.cli.display import lay_out, make_table
 from thinwire_lab.cli.options import whole
 from thinwire_lab.runs.baselines import ALONE, BASELINES, PLAIN
 from thinwire_lab.runs.versions import versions
@@ -31,6 +33,13 @@ RECIPES = (
     "slots(density=0.01)", "spardl(density=0.01)", "powersgd(rank=4)", "acpsgd(rank=4)",
 )  # fmt: skip
 
+COSTS = (  # those that the documents recommend, in the order of their bytes, and their neighbours
+    "half()", "bf16()", "int8()", "int4()", "tuned(saving=16, steps=1000)",
+    "topk(density=0.01)", "distribute: topk(density=0.01)",
+    "gtopk(density=0.01, memory=MomentumCorrected(learning_rate=True), wire='int8+auto')",
+    "adtopk(density=0.01)", "slots(density=0.01)", "oktopk(density=0.01)",
+    "acpsgd(rank=4)", "powersgd(rank=4)",
+)  # fmt: skip
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 
@@ -73,6 +82,33 @@ def step(
     console.print(
         f"{model}, batch {batch}, {workers} workers, medians of {rounds * trial.steps} steps, "
         f"{where}."
+    )
+    write_json(json_file, {"trial": asdict(trial), "workers": workers, "rows": rows})
+
+
+@bench.command()
+def cost(
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="Recipe, as a call; after 'distribute: ' without DDP; repeatable."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="As for `bench step`.")] = "mlp",
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Local worker processes.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per worker.")] = 16,
+    turns: Annotated[int, typer.Option(min=1, help="Steps per contender.")] = 15,
+    json_file: JsonFile = None,
+) -> None:
+    """Time what a recipe costs a worker, over the plain step, in units of one `add_`."""
+    calls, trial = list(recipe or COSTS), costs.Trial(model=model, batch=batch, turns=turns)
+    with reported(), Progress(console=console, transient=True) as progress:
+        task = progress.add_task("measuring", total=2 + len(calls))
+        rows = costs.measure(calls, workers, trial, lambda name: progress.advance(task))
+    console.print(_lay_out_costs(rows))
+    console.print(
+        f"{model}, batch {batch}, {workers} worker(s), medians of {turns} steps, rank 0. The unit "
+        f"is one add_ over the gradient: {1000 * rows[0].unit:.1f} ms of processor time.\n"
+        "step, wall: processor and wall time over the plain step (its own in the first row).\n"
+        "reduce: processor time in the recipe, and where in it. The rest is DDP and copies."
     )
     write_json(json_file, {"trial": asdict(trial), "workers": workers, "rows": rows})
 
@@ -197,6 +233,16 @@ def _make_kernels_table(rows: list[kernels.Row]) -> Table:
         ratio = f"{row.seconds / row.unit:.2f}"
         cells.append([row.name, f"{1000 * row.seconds:.2f}", ratio, *plain])
     return make_table(cells)
+
+
+def _lay_out_costs(rows: list[costs.Row]) -> RenderableType:
+    phases = list(rows[-1].phases)
+    cells = [["in add_", "step", "wall", "reduce", *phases]]
+    for row in rows:
+        spent = [row.step, row.wall, *([row.reduce, *row.phases.values()] if row.phases else [])]
+        figures = [f"{seconds / row.unit:.1f}" for seconds in spent]
+        cells.append([row.name, *figures, *[""] * (3 + len(phases) - len(figures))])
+    return lay_out(cells, None, console.width)
 
 
 def _make_selectors_table(rows: list[selection.Row]) -> Table:
