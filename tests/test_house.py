@@ -18,8 +18,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAB_FILES = sorted(LAB.rglob("*.py"))
 # Lower rooms first; a file imports from its own room and from lower ones only.
 ROOMS = [
-    {"state", "layout", "kernels", "operand", "bucket", "payload", "protocols", "schedule",
-     "describe", "spelling", "evidence"},
+    {"state", "layout", "scratch", "kernels", "operand", "bucket", "payload", "protocols",
+     "schedule", "describe", "spelling", "evidence"},
     {"comm", "wire", "collectives", "selectors", "frames", "memory", "reducers", "remember",
      "combinators", "deliver", "route", "choose", "partial", "by_node"},
     {"recipes"},

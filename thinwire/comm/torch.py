@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinwire import scratch
 from thinwire.comm.pairwise import trade_at_once, turns
 from thinwire.protocols import WireError
 
@@ -143,7 +144,7 @@ class TorchComm:
         peers = list(turns(self.rank, self.size))
         sends, ahead, come = [], first, None
         for number, (to, source) in enumerate(peers):
-            got = first.new_empty(sizes[source])
+            got = scratch.empty(sizes[source], first.dtype, first.device)
             receive = self._post(self.group.recv, got, source)
             sends.append(self._post(self.group.send, ahead.contiguous(), to))
             if come is not None:
@@ -190,7 +191,7 @@ class TorchComm:
         return [out[r * room : r * room + n] for r, n in enumerate(sizes)]
 
     def _all_to_all(self, x: Tensor, mine: Sequence[int], theirs: Sequence[int]) -> list[Tensor]:
-        out = x.new_empty(sum(theirs))
+        out = scratch.empty(sum(theirs), x.dtype, x.device)
         self._finish(self.group.alltoall_base(out, x, list(theirs), list(mine)), out)
         return list(out.split(list(theirs)))
 

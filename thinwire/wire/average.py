@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from thinwire import scratch
 from thinwire.comm.metered import all_reduced, gathered
 from thinwire.operand import Sum, evaluate
 from thinwire.payload import Dense, Parts, Payload
@@ -41,7 +42,8 @@ class Chunk:
 
     def encode(self, x: Tensor, salt: str, width: int) -> Tensor:
         """These numbers as bytes, filled up to the width of the longest chunk."""
-        data, used = x.new_empty(width, dtype=torch.uint8), self.nbytes(x.element_size())
+        data = scratch.empty(width, torch.uint8, x.device)
+        used = self.nbytes(x.element_size())
         self.codec.encode(x, salt, data[:used])
         data[used:] = 0
         return data
@@ -98,15 +100,16 @@ def average(
 
     comm.trade(width, send, got.__setitem__)
     local = _take(x, own, out)
-    exact = local / world
+    exact = scratch.empty(local.numel(), local.dtype, local.device)
+    torch.div(local, world, out=exact)
     for rank in sorted(got):
         own.decode_into(exact, got.pop(rank), 1.0 / world)
     exact = poison(exact)
     data = own.encode(exact, salt(mine), width)
     if local.data_ptr() == own.of(out).data_ptr():
-        local = local.clone()
+        local = scratch.empty(local.numel(), local.dtype, local.device).copy_(local)
     mean = own.decode_into(own.of(out), data)
-    share = torch.sub(mean, exact, out=exact).mul_(world).add_(local)
+    share = torch.add(local, torch.sub(mean, exact, out=exact), alpha=world, out=exact)
     message, notes = torch.cat([data, note]) if note.numel() else data, [note]
 
     def take(source: int, message: Tensor) -> None:

@@ -34,7 +34,7 @@ ALONE = "plain step"
 DISTRIBUTE = "distribute: "
 # Where time goes, by the file or the function it is spent in; the first that fits.
 PHASES = {
-    "decode": ("_decode", "scaled", "unpack", "either", "widen", "decode_into", "_read"),
+    "decode": ("_decode", "scaled", "unpack", "either", "decode_into", "decode_loops"),
     "code": ("_encode", "pack", "/wire/", "rice", "bits.py", "scales"),
     "fold": ("accumulate", "memory.py", "operand.py", "remember.py"),
     "mean": ("filled", "scatter_add", "merged", "payload.py"),
