@@ -19,10 +19,10 @@ demo: setup
 	$(BIN)/thinwire demo
 
 test: lint docs
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 check: lint docs
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not slow"
 
 .PHONY: lint
 lint: setup

@@ -191,7 +191,7 @@ class TorchComm:
         return [out[r * room : r * room + n] for r, n in enumerate(sizes)]
 
     def _all_to_all(self, x: Tensor, mine: Sequence[int], theirs: Sequence[int]) -> list[Tensor]:
-        out = scratch.empty(sum(theirs), x.dtype, x.device)
+        out = x.new_empty(sum(theirs))
         self._finish(self.group.alltoall_base(out, x, list(theirs), list(mine)), out)
         return list(out.split(list(theirs)))
 
