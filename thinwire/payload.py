@@ -76,8 +76,7 @@ class LowRank:
         return self.p.shape[0] * self.q.shape[0]
 
     def add_into(self, out: Tensor, alpha: float = 1.0) -> Tensor:
-        matrix = out.view(self.p.shape[0], self.q.shape[0])
-        matrix.addmm_(self.p.to(out.dtype), self.q.T.to(out.dtype), alpha=alpha)
+        kernels.add_outer(out.view(self.p.shape[0], self.q.shape[0]), self.p, self.q, alpha)
         return out
 
 
@@ -174,8 +173,7 @@ def write_into(payload: Payload, out: Tensor) -> Tensor:
     if isinstance(payload, Dense):
         return out.copy_(payload.values)
     if isinstance(payload, LowRank) and payload.p.dtype == out.dtype:
-        matrix = out.view(payload.p.shape[0], payload.q.shape[0])
-        torch.mm(payload.p, payload.q.T, out=matrix)
+        kernels.add_outer(out.view(payload.p.shape[0], payload.q.shape[0]), payload.p, payload.q)
         return out
     return payload.add_into(out.zero_())
 

@@ -14,9 +14,9 @@ import torch
 from tests.kernels.fast import TRITON
 from thinwire import kernels
 from thinwire.kernels import reference
-from thinwire.kernels.reference import bits, rice, scales, select, sparse
+from thinwire.kernels.reference import bits, matrix, rice, scales, select, sparse
 
-FILES = (bits, rice, scales, select, sparse)
+FILES = (bits, matrix, rice, scales, select, sparse)
 OPERATIONS = {
     name: file
     for file in FILES
@@ -24,6 +24,7 @@ OPERATIONS = {
     if getattr(there, "__module__", "") == file.__name__ and hasattr(kernels, name)
 }
 TORCH_ON_CUDA = {
+    "add_outer", "project", "project_back",
     "ascending", "bf16_decode", "bf16_encode", "bitmap_decode", "bitmap_encode", "block_decode",
     "block_encode", "compress", "either", "finite", "gather", "half_decode", "half_encode",
     "member", "natural_decode", "natural_encode", "onebit_encode", "pack", "rice_decode",
@@ -40,7 +41,7 @@ def form(name: str, room: str) -> object:
 def test_every_operation_is_found():
     public = {name for name, there in vars(kernels).items() if hasattr(there, "__wrapped__")}
     assert set(OPERATIONS) == public
-    assert len(OPERATIONS) == 35
+    assert len(OPERATIONS) == 38
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

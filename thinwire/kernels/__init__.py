@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from thinwire.kernels.reference import bits, rice, scales, select, sparse
+from thinwire.kernels.reference import bits, matrix, rice, scales, select, sparse
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +29,7 @@ ROOMS = {"cpu": "cpu", "cuda": "gpu"}  # kind of device: where its kernels lie
 
 def warm() -> None:
     """Compile what there is to compile, or load it from disk, before the first step needs it."""
-    for name in ("bits", "rice", "scales", "select", "sparse"):
+    for name in ("bits", "matrix", "rice", "scales", "select", "sparse"):
         importlib.import_module(f"thinwire.kernels.cpu.{name}")
 
 
@@ -89,6 +89,10 @@ add_topk = _dispatch(select.add_topk, 0, 1)
 topk = _dispatch(select.topk)
 above = _dispatch(select.above)
 finite = _dispatch(select.finite)
+
+project = _dispatch(matrix.project)
+project_back = _dispatch(matrix.project_back)
+add_outer = _dispatch(matrix.add_outer)
 
 gather = _dispatch(sparse.gather)
 scatter_add = _dispatch(sparse.scatter_add, 0, 2)
