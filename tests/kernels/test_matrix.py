@@ -10,7 +10,8 @@ from thinwire.kernels.cpu import matrix as fast
 from thinwire.kernels.reference import matrix as reference
 
 SHAPES = [
-    (1, 1, 1), (5, 3, 2), (64, 33, 4), (7, 1000, 5), (1027, 260, 15), (40, 30, 16), (0, 4, 2), (4, 0, 2),
+    (1, 1, 1), (5, 3, 2), (64, 33, 4), (7, 1000, 5), (1027, 260, 15), (40, 30, 16), (0, 4, 2),
+    (4, 0, 2),
 ]  # fmt: skip
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
