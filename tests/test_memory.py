@@ -361,3 +361,18 @@ def test_every_sparse_recipe_takes_every_memory(name, memory):
 
     results = local.run(2, worker)
     assert torch.allclose(results[0][0], sum(sent for _, sent in results) / 2, atol=1e-5)
+
+
+def test_what_is_left_of_momentum_does_not_hang_on_the_order_of_entries():
+    grads = {"a": torch.zeros(7), "none": torch.zeros(0), "b": torch.zeros(3, 4)}
+    bucket = Bucket.of(grads, state={})
+    index = torch.tensor([0, 3, 4, 7, 8, 18])
+    order = torch.tensor([5, 0, 3, 1, 4, 2])
+    for masking in ("timely", "always"):
+        memory = MomentumCorrected(masking=masking)
+        left = memory._left(index, bucket)
+        assert torch.equal(memory._left(index[order], bucket), left[order])
+    share = 3 / 7
+    assert MomentumCorrected()._left(index, bucket)[0] == pytest.approx(
+        share / (1 - 0.9 * (1 - share))
+    )

@@ -163,12 +163,20 @@ class MomentumCorrected:
         slots = bucket.layout.slots
         starts = torch.tensor([slot.offset for slot in slots], device=index.device)
         sizes = torch.tensor([slot.numel for slot in slots], device=index.device)
-        which = torch.searchsorted(starts, index, right=True) - 1
-        share = torch.bincount(which, minlength=len(slots)) / sizes.clamp(min=1)
+        if kernels.ascending(index, bucket.layout.numel):  # one step per parameter, not per entry
+            firsts = torch.searchsorted(index, starts)
+            counts = firsts.diff(append=firsts.new_tensor([index.numel()]))
+            which = None
+        else:
+            which = torch.searchsorted(starts, index, right=True) - 1
+            counts = torch.bincount(which, minlength=len(slots))
+        share = counts / sizes.clamp(min=1)
         if self.masking == "always":
-            return (share >= 1).to(share.dtype)[which]
-        fading = 1 - at(self.momentum, bucket.step) * (1 - share)
-        return (share / fading.clamp(min=1e-12))[which]
+            left = (share >= 1).to(share.dtype)
+        else:
+            fading = 1 - at(self.momentum, bucket.step) * (1 - share)
+            left = share / fading.clamp(min=1e-12)
+        return left.repeat_interleave(counts) if which is None else left[which]
 
 
 def _rated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -213,3 +214,18 @@ def test_finite(bad):
             x = torch.zeros(n)
             x[place] = bad
             assert not fast.finite(x)
+
+
+@pytest.mark.parametrize("name", ["random", "tied", "zeros", "one of each end"])
+def test_the_kth_of_many_is_that_of_a_sort(name):
+    many = {
+        "random": draw(1, 300_001)[0],
+        "tied": draw(1, 300_001)[0].round(),
+        "zeros": draw(1, 300_001)[0] * (draw(1, 300_001, seed=1)[0] > 0.5),
+        "one of each end": torch.cat([torch.zeros(300_000), torch.tensor([float("inf")])]),
+    }[name]
+    keys = fast._to_bits(many.abs().numpy())
+    assert keys.size > fast.MANY
+    ordered = np.sort(keys)[::-1]
+    for k in (1, 2, 1000, 150_000, 300_000, 300_001):
+        assert fast._find_kth(keys, k) == ordered[k - 1]

@@ -20,11 +20,13 @@ from torch import Tensor
 
 from thinwire.kernels.cpu import select_loops as loops
 from thinwire.kernels.cpu.arrays import PART, Array, as_array, as_tensor, run_parts
+from thinwire.kernels.cpu.kth import find_kth
 from thinwire.kernels.cpu.lanes import INFINITE, LANES
 from thinwire.kernels.reference.select import Memo
 
 AIM = 1.2  # candidates the next guess should let through, in units of k
 ROW = 65_536  # entries up to which a row is swept twice, in cache, rather than guessed at
+MANY = 1 << 18  # keys from which on counting them is faster than partitioning
 SAMPLE = 32_768  # entries from which the first edge is guessed
 MOST_FOUND = 6  # candidates that are written down, in units of k
 _own = threading.local()
@@ -87,7 +89,7 @@ def _select_flat(
     if not k <= count <= most:
         edge, most = _count_edge(x, k)
         found, keys, count, _ = _sweep(x, x[:0], alpha, edge, most)
-    kth = np.partition(keys, count - k)[count - k]
+    kth = _find_kth(keys, k)
     memo["guess"] = _guess_next(_to_value(edge), _to_value(kth), memo.get("edge"), count / k)
     memo["edge"] = _to_value(kth)
     out = np.empty(k, np.int64)
@@ -138,6 +140,14 @@ def _count_edge(x: Array, k: int) -> tuple[np.uint32, int]:
     reached = counts[::-1].cumsum()
     place = int(np.searchsorted(reached, k))
     return np.uint32((counts.size - 1 - place) << loops.LOW), int(reached[place])
+
+
+def _find_kth(keys: Array, k: int) -> np.uint32:
+    """The k-th largest of them: of many by counting, which also does not mind ties."""
+    if keys.size > MANY:
+        return np.uint32(find_kth(keys, k))
+    kth: np.uint32 = np.partition(keys, keys.size - k)[keys.size - k]
+    return kth
 
 
 def _guess_next(guess: float, kth: float, last: float | None, share: float) -> float:
