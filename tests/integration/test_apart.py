@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import time
 from typing import Any
 
 import pytest
@@ -126,6 +127,9 @@ def cycles(rank: int, world: int, many: int, mode: str) -> list[int]:
     before = held()
     for _ in range(many):
         once_around()
+    deadline = time.monotonic() + 5.0
+    while held() > before and time.monotonic() < deadline:  # threads of the last may still end
+        time.sleep(0.05)
     return [before, held()]
 
 
